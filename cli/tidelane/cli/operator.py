@@ -1,0 +1,75 @@
+"""`tidelane operator`: the operator as a process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+
+from tidelane.operator.agents import OpenChannel, TlsFiles, plain_channel, tls_channels
+from tidelane.operator.errors import NoCluster
+from tidelane.operator.handlers import OperatorSettings, run_operator
+from tidelane.operator.kubernetes_cluster import connect
+from tidelane.operator.observation import Timing
+
+_DESCRIPTION = """Watches InferenceServices in a cluster and has the agents on its nodes run them. Run one at a time."""
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    usual = Timing()
+    parser = subparsers.add_parser("operator", help="run the Kubernetes operator", description=_DESCRIPTION)
+    add = parser.add_argument
+    add("--agents", action="append", required=True, metavar="HOST:PORT[,...]", help="agents to follow; repeatable")
+    add("--kubeconfig", type=Path, metavar="FILE", help="which cluster (in a pod: its own; else the usual file)")
+    add("--namespace", action="append", default=[], metavar="NAME", help="only this one; repeatable (all)")
+    add("--liveness", metavar="URL", help="serve a liveness probe there, such as http://0.0.0.0:8080/healthz")
+    add("--unreachable-after", type=float, default=usual.unreachable_s, metavar="S",
+        help="without its agent for so long, a replica is not ready (%(default)s)")  # fmt: skip
+    add("--move-after", type=float, default=usual.move_s, metavar="S",
+        help="without its agent for so long, a replica is placed elsewhere (%(default)s)")  # fmt: skip
+    add("--forget-after", type=float, default=usual.forget_s, metavar="S",
+        help="without its agent for so long, a deletion no longer waits for a replica (%(default)s)")  # fmt: skip
+    add("--agent-ca", type=Path, metavar="FILE", help="the CA of the agents' certificates, for mutual TLS")
+    add("--agent-cert", type=Path, metavar="FILE", help="the operator's certificate for the agents")
+    add("--agent-key", type=Path, metavar="FILE", help="its key")
+    add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    logging.basicConfig(
+        level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    if args.kubeconfig:
+        # kopf has no other way to be told.
+        os.environ["KUBECONFIG"] = str(args.kubeconfig)
+    try:
+        asyncio.run(_run(args, _channels(args)))
+    except (NoCluster, ValueError) as error:
+        print(f"tidelane operator: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+async def _run(args: argparse.Namespace, open_channel: OpenChannel) -> None:
+    settings = OperatorSettings(
+        agents=[target for each in args.agents for target in each.split(",") if target],
+        namespaces=args.namespace,
+        liveness=args.liveness,
+        timing=Timing(unreachable_s=args.unreachable_after, move_s=args.move_after, forget_s=args.forget_after),
+    )
+    client = await connect(str(args.kubeconfig) if args.kubeconfig else None)
+    async with client:
+        await run_operator(settings, client, open_channel)
+
+
+def _channels(args: argparse.Namespace) -> OpenChannel:
+    files = (args.agent_ca, args.agent_cert, args.agent_key)
+    if not any(files):
+        return plain_channel
+    if not all(files):
+        raise ValueError("--agent-ca, --agent-cert and --agent-key go together")
+    return tls_channels(TlsFiles(*files))

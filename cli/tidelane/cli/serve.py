@@ -1,0 +1,76 @@
+"""`tidelane serve`: one engine, without agent or operator."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+from google.protobuf import json_format
+
+from tidelane.rpc import serving_pb2
+from tidelane.rpc.wire import objective_from_wire
+
+DEFAULT_OBJECTIVE = '{"slo": {"ttftS": 2.0, "ttftPer1kInputTokensS": 2.0, "tpotS": 0.2, "percentile": 90}, "mode": "LANES"}'
+
+_DESCRIPTION = """Serves one model by OpenAI's API. An agent starts it so; by hand it is for trying a model out."""
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("serve", help="run one engine", description=_DESCRIPTION)
+    add = parser.add_argument
+    add("--model", required=True, metavar="SOURCE", help="builtin://NAME, hf://ORG/NAME[@REV], file:///PATH, pvc://CLAIM/PATH")
+    add("--model-store", type=Path, metavar="DIR", help="where fetched and converted models are kept")
+    add("--served-name", metavar="NAME", help='what clients put in "model" (the source without its scheme)')
+    add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    add("--port", type=int, default=8000, help="port to listen on (%(default)s)")
+    add("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
+    add("--max-context-tokens", type=int, default=0, metavar="N", help="0: the model's own limit")
+    add("--kv-pool-memory", type=int, default=0, metavar="BYTES", help="0: chosen from the free memory")
+    add("--objective", default=DEFAULT_OBJECTIVE, metavar="JSON", help="targets and mode, as JSON of the Objective message")
+    add("--control-socket", type=Path, metavar="PATH", help="Unix socket for the agent")
+    add("--cores", type=_cores, default=(), metavar="0,1", help="CPU cores to use (all)")
+    add("--queue-limit", type=int, default=256, metavar="N", help="requests that may wait; more get 429 (%(default)s)")
+    add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from tidelane.engine.config import ServeConfig
+    from tidelane.engine.model.store import default_store
+    from tidelane.engine.serve import serve
+
+    logging.basicConfig(
+        level=args.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    try:
+        objective = objective_from_wire(json_format.Parse(args.objective, serving_pb2.Objective()))
+    except (json_format.ParseError, ValueError) as error:
+        print(f"tidelane serve: --objective: {error}", file=sys.stderr)
+        return os.EX_CONFIG
+    return serve(
+        ServeConfig(
+            model=args.model,
+            model_store=args.model_store or default_store(),
+            served_name=args.served_name or args.model.partition("://")[2],
+            objective=objective,
+            host=args.host,
+            port=args.port,
+            dtype=args.dtype,
+            max_context_tokens=args.max_context_tokens or None,
+            kv_pool_bytes=args.kv_pool_memory or None,
+            control_socket=args.control_socket,
+            cores=args.cores,
+            queue_limit=args.queue_limit,
+            log_level=args.log_level,
+        )
+    )
+
+
+def _cores(text: str) -> tuple[int, ...]:
+    cores = tuple(int(part) for part in text.split(",") if part)
+    if not set(cores) <= os.sched_getaffinity(0):
+        raise argparse.ArgumentTypeError(f"cores {text}: this process may use {sorted(os.sched_getaffinity(0))}")
+    return cores

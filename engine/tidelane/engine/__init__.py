@@ -1,0 +1,1 @@
+"""The serving engine: requests in, tokens out, each phase in its lane."""

@@ -1,0 +1,92 @@
+"""The loop's desk: the channel to the front, heartbeats, and the objective in force."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import zmq
+
+from tidelane.engine.channel import Endpoint, Heartbeat, ToFront, ToLoop
+from tidelane.engine.control import ControlRoom
+from tidelane.engine.ledger import Ledger
+from tidelane.engine.reports import engine_status, heartbeat, scheduling_objective
+from tidelane.engine.usage import Usage
+from tidelane.engine.wakeup import Wakeup
+from tidelane.engine.window import LatencyWindow
+from tidelane.rpc import serving_pb2
+from tidelane.rpc.wire import Objective
+
+HEARTBEAT_S = 0.25
+STATUS_S = 1.0
+
+
+class ChannelDesk:
+    """`identity` holds the fields of EngineStatus that do not change."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint[ToFront, ToLoop],
+        wakeup: Wakeup,
+        room: ControlRoom,
+        ledger: Ledger,
+        usage: Usage,
+        window: LatencyWindow,
+        identity: serving_pb2.EngineStatus,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._endpoint = endpoint
+        self._wakeup = wakeup
+        self._room = room
+        self._ledger = ledger
+        self._usage = usage
+        self._window = window
+        self._identity = identity
+        self._clock = clock
+        self._objective: Objective | None = None
+        self._next_heartbeat_s = 0.0
+        self._next_status_s = 0.0
+        self._poller = zmq.Poller()
+        self._poller.register(endpoint.incoming, zmq.POLLIN)
+        self._poller.register(wakeup.fileno(), zmq.POLLIN)
+
+    def wait(self) -> None:
+        left_s = self._next_heartbeat_s - self._clock()
+        self._poller.poll(max(0, int(left_s * 1000)))
+        self._wakeup.clear()
+        self._follow_orders()
+        if self._clock() >= self._next_heartbeat_s:
+            self._beat()
+
+    def messages(self) -> list[ToLoop]:
+        taken: list[ToLoop] = []
+        while (message := self._endpoint.receive(0)) is not None:
+            taken.append(message)
+        return taken
+
+    def send(self, messages: list[ToFront]) -> None:
+        for message in messages:
+            self._endpoint.send(message)
+
+    def policy(self) -> str:
+        return self._room.objective.mode
+
+    def _follow_orders(self) -> None:
+        if self._room.objective is not self._objective:
+            self._objective = self._room.objective
+            self._ledger.objective = scheduling_objective(self._objective)
+            self._beat(with_status=True)
+        if self._room.drain_by_s is not None and not self._ledger.draining:
+            self._ledger.draining = True
+            self._beat(with_status=True)
+
+    def _beat(self, *, with_status: bool = False) -> None:
+        now_s = self._clock()
+        self._next_heartbeat_s = now_s + HEARTBEAT_S
+        beat: Heartbeat = heartbeat(self._ledger, self._usage, self._room.objective, now_s)
+        self._endpoint.send(beat)
+        if with_status or now_s >= self._next_status_s:
+            self._next_status_s = now_s + STATUS_S
+            self._room.publish(
+                engine_status(self._identity, self._ledger, self._usage, self._window, self._room.objective)
+            )

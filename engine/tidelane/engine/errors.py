@@ -1,0 +1,11 @@
+"""Errors by what the caller does about them."""
+
+from __future__ import annotations
+
+
+class CannotServe(ValueError):
+    """The engine can never run as asked: do not restart it, tell the person; the message says what to change."""
+
+
+class FrontLost(RuntimeError):
+    """The HTTP front died: restart the engine."""

@@ -1,0 +1,57 @@
+"""The seam below the loop: an executor launches plans and says what has ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tidelane.engine.request import NewToken, TokenLogprob
+from tidelane.engine.scheduling.plan import DecodeBatch, Plan, PrefillSlice
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What one sequence got out of a launch."""
+
+    id: str
+    token: NewToken | None  # None: no token was due (part of a prompt, or none wanted)
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # of this launch's part of the prompt
+    failed: bool = False  # a token was due, but the model's output was not a number
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The decode step, the prefill slice, or (fused) both, that ended.
+
+    `units` are the compute units it ran on. `failure` says why nothing came of it; its sequences cannot go on.
+    """
+
+    decode: DecodeBatch | None
+    prefill: PrefillSlice | None
+    units: int
+    started_s: float
+    ended_s: float
+    sampled: tuple[Sampled, ...] = field(default=())
+    failure: str | None = None
+
+
+class Executor(Protocol):
+    """CUDA lanes, CPU lanes, virtual time.
+
+    Between launch and completion the executor reads the launched sequences, and the caller leaves their tokens, blocks
+    and `computed` alone.
+    """
+
+    def launch(self, plan: Plan) -> None:
+        """Start the plan's decode step and prefill slice. Never blocks."""
+        ...
+
+    def poll(self) -> list[Completion]:
+        """What has ended since the last call. Never blocks."""
+        ...
+
+    def forget(self, job: int) -> None:
+        """Drop the activations of a prefill pass that will not go on."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,46 @@
+"""The outermost layer: when a request arrived, its id, and how it was answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tidelane.engine.http.metrics import Metrics
+
+_ARRIVAL = "tidelane.arrival_s"
+_REQUEST_ID = b"x-request-id"
+_MAX_ID_BYTES = 256
+
+
+def arrival_s(scope: Scope) -> float:
+    arrival: float = scope[_ARRIVAL]
+    return arrival
+
+
+class Edge:
+    """Stamps arrivals before anything else is done, echoes X-Request-ID (or makes one), counts responses."""
+
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, monotonic_s: Callable[[], float], random_bits: Callable[[int], int]
+    ) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._monotonic_s = monotonic_s
+        self._random_bits = random_bits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope[_ARRIVAL] = self._monotonic_s()
+        given = next((value for name, value in scope["headers"] if name == _REQUEST_ID), b"")
+        request_id = given[:_MAX_ID_BYTES] or f"{self._random_bits(128):032x}".encode()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.response(message["status"])
+                message["headers"] = [*message.get("headers", ()), (_REQUEST_ID, request_id)]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)

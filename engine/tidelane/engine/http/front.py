@@ -1,0 +1,179 @@
+"""The front as a process: starts with a port and a channel, and ends with the core that spawned it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import NoReturn
+
+import uvicorn
+from typing_extensions import override
+
+from tidelane.engine.channel import Facts, front_end
+from tidelane.engine.http.app import build_app
+from tidelane.engine.http.link import LoopLink
+from tidelane.engine.http.metrics import Metrics
+from tidelane.engine.http.pieces import UnsupportedTokenizer
+from tidelane.engine.http.service import Limits, Model, Service, core_lost
+from tidelane.engine.http.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+EX_CONFIG = 78  # it can never run as asked; the core passes this on
+
+# After the core's death: how long its last messages may take to arrive, and when the front is gone at the latest.
+_LAST_WORDS_S = 0.1
+_EXIT_BY_S = 1.8
+
+
+@dataclass(frozen=True, slots=True)
+class FrontConfig:
+    channel_path: str
+    host: str
+    port: int
+    lifeline_fd: int  # read end of a pipe whose write end only the core holds
+    served_name: str
+    limits: Limits = field(default_factory=Limits)
+    log_level: str = "info"
+
+    def argv(self) -> list[str]:
+        """The command that runs this front; pass `lifeline_fd` on to it (`pass_fds`)."""
+        return [
+            sys.executable, "-m", "tidelane.engine.http",
+            "--channel", self.channel_path, "--host", self.host, "--port", str(self.port),
+            "--lifeline-fd", str(self.lifeline_fd), "--served-name", self.served_name, "--log-level", self.log_level,
+        ]  # fmt: skip
+
+
+def main(argv: Sequence[str]) -> NoReturn:
+    parser = argparse.ArgumentParser(prog="tidelane.engine.http", description="HTTP front of one engine.")
+    parser.add_argument("--channel", required=True, help="Unix socket of the core loop")
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", required=True, type=int)
+    parser.add_argument("--lifeline-fd", required=True, type=int)
+    parser.add_argument("--served-name", required=True)
+    parser.add_argument("--log-level", default="info")
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    code = run_front(FrontConfig(args.channel, args.host, args.port, args.lifeline_fd, args.served_name))
+    # A thread may still tokenise a long prompt, and an ordinary exit would wait for it.
+    logging.shutdown()
+    os._exit(code)
+
+
+def run_front(config: FrontConfig) -> int:
+    """Serves until the core is gone. Returns the exit code."""
+    # Its life is the core's: a Ctrl-C or SIGTERM to the process group must not cut streams that the core still drains.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        listener = _listen(config)
+    except OSError as error:
+        _log.error("cannot listen", extra={"host": config.host, "port": config.port, "error": str(error)})
+        print(f"cannot listen on {config.host}:{config.port}: {error}", file=sys.stderr)
+        return 1
+    return asyncio.run(_Front(config, listener).run())
+
+
+def _listen(config: FrontConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.create_server((config.host, config.port), family=family, backlog=2048)
+    # Accepted sockets inherit these. A peer that acknowledges nothing, or keeps its window shut, or vanished while its
+    # request waits, would hold a connection for ever.
+    stall_s = int(config.limits.stall_s)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, stall_s)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_s * 1000)
+    return listener
+
+
+class _Server(uvicorn.Server):
+    @override
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield  # signals are ignored, see run_front
+
+
+class _Front:
+    """Wires the parts together, and takes them down when the core dies."""
+
+    def __init__(self, config: FrontConfig, listener: socket.socket) -> None:
+        self._config = config
+        self._listener = listener
+        self._exit_code = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
+
+    async def run(self) -> int:
+        self._loop = asyncio.get_running_loop()
+        self._link = LoopLink(front_end(self._config.channel_path), self._loop, self._on_facts)
+        metrics = Metrics(self._config.served_name, lambda: self._link.heartbeat)
+        self._service = Service(
+            self._config.served_name, self._config.limits, self._link, metrics, self._workers,
+            monotonic_s=time.monotonic, unix_s=time.time, random_bits=secrets.randbits,
+        )  # fmt: skip
+        self._server = _Server(
+            uvicorn.Config(
+                build_app(self._service),
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                # Longer than proxies and clients keep idle connections, so that it is never we who close first.
+                timeout_keep_alive=120,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._link.start()
+        self._loop.add_reader(self._config.lifeline_fd, self._on_lifeline)
+        await self._server.serve(sockets=[self._listener])
+        self._link.stop()
+        return self._exit_code
+
+    def _on_lifeline(self) -> None:
+        if os.read(self._config.lifeline_fd, 1):
+            return
+        self._loop.remove_reader(self._config.lifeline_fd)
+        _log.warning("the core is gone")
+        self._close()
+        self._loop.call_later(_LAST_WORDS_S, self._link.lose, core_lost())
+
+    def _close(self) -> None:
+        """No new connections from now on; exit when the open ones are answered, and soon in any case."""
+        self._service.core_lost = True
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, _EXIT_BY_S)
+        for server in getattr(self._server, "servers", ()):  # not there before start-up
+            server.close()
+        self._listener.close()
+        self._server.should_exit = True
+
+    def _on_facts(self, facts: Facts) -> None:
+        task = self._loop.create_task(self._load_model(facts))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _load_model(self, facts: Facts) -> None:
+        folder = Path(facts.model_folder)
+        try:
+            tokenizer = await self._loop.run_in_executor(
+                self._workers, lambda: Tokenizer.load(folder, lambda: datetime.now().astimezone())
+            )
+        except (OSError, ValueError, LookupError, UnsupportedTokenizer) as error:
+            _log.error("cannot load the tokenizer of %s: %s", folder, error)
+            self._exit_code = EX_CONFIG
+            self._close()
+            return
+        self._service.model = Model(facts, tokenizer)

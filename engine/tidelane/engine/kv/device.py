@@ -1,0 +1,32 @@
+"""The device tier: one pair of tensors per layer that every sequence's blocks are parts of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tidelane.engine.kv.layout import KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePool:
+    """`keys[layer]` and `values[layer]` are [slots, heads, dim]; block b holds slots b * block_tokens and on.
+
+    Layer by layer rather than block by block, so that a run of adjacent blocks is one strided view that attention can
+    read in place (docs/adr/0004-kv-pool-by-layer.md).
+    """
+
+    layout: KVLayout
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+
+    @staticmethod
+    def allocate(layout: KVLayout, blocks: int, dtype: torch.dtype, device: torch.device) -> DevicePool:
+        slots = blocks * layout.block_tokens
+
+        def tensors(dim: int) -> tuple[torch.Tensor, ...]:
+            shape = (slots, layout.heads, dim)
+            return tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(layout.layers))
+
+        return DevicePool(layout, tensors(layout.key_dim), tensors(layout.value_dim))

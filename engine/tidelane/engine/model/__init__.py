@@ -1,0 +1,1 @@
+"""The model: finding, loading and running it over a paged KV cache, and drawing tokens from its logits."""

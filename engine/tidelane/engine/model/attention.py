@@ -1,0 +1,116 @@
+"""Attention over the paged KV cache, as a transformers attention function.
+
+transformers' decoder layers call it with the new tokens' queries, keys and values; it stores keys and values in the
+pool and attends each sequence's queries to that sequence's slots. This is the CPU form, on torch's
+scaled_dot_product_attention.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from tidelane.engine.model.batch import RaggedBatch, Segment
+
+NAME = "tidelane_paged"
+
+# Queries of one masked call: bounds the mask to this many rows times the context.
+MASKED_ROWS = 512
+
+
+class UnsupportedAttention(NotImplementedError):
+    """The model wants attention that is not plain: soft-capped logits, sinks, a bias."""
+
+
+def register() -> None:
+    """Make `NAME` known to transformers. The name has no mask function, so transformers builds no mask."""
+    AttentionInterface.register(NAME, paged_attention)
+
+
+def paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # [1, heads, rows, dim]
+    key: torch.Tensor,  # [1, kv_heads, rows, dim]
+    value: torch.Tensor,  # [1, kv_heads, rows, value_dim]
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    ragged: RaggedBatch | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Returns [1, rows, heads, value_dim]. A sliding window of W lets a token see itself and the W - 1 before it."""
+    if ragged is None:
+        raise ValueError("paged attention needs its batch: pass ragged= to the model")
+    for option in ("softcap", "s_aux", "position_bias"):
+        if options.get(option) is not None:
+            raise UnsupportedAttention(f"this model's attention uses {option}, which is not supported yet")
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    keys, values = ragged.pool.keys[layer], ragged.pool.values[layer]
+    keys.index_copy_(0, ragged.write_slots, key[0].transpose(0, 1))
+    values.index_copy_(0, ragged.write_slots, value[0].transpose(0, 1))
+
+    queries = query[0].transpose(0, 1)  # [rows, heads, dim]
+    out = query.new_empty(queries.shape[0], queries.shape[1], values.shape[-1])
+    for segment in ragged.segments:
+        rows = slice(segment.first, segment.end)
+        k, v = _context(keys, segment), _context(values, segment)
+        if segment.end - segment.first == 1:
+            out[rows] = _one_query(queries[segment.first], k, v, scaling, sliding_window)
+        else:
+            _many_queries(queries[rows], k, v, scaling, sliding_window, out[rows])
+    return out.unsqueeze(0), None
+
+
+def _context(pool: torch.Tensor, segment: Segment) -> torch.Tensor:
+    """The sequence's part of the pool as [kv_heads, context, dim]: a view if its slots are adjacent."""
+    if segment.slots is None:
+        return pool[segment.run_start : segment.run_start + segment.context].transpose(0, 1)
+    return pool.index_select(0, segment.slots).transpose(0, 1)
+
+
+def _one_query(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None, window: int | None
+) -> torch.Tensor:
+    """query [heads, dim] over the whole context. The heads that share a KV head stand as rows of one matrix."""
+    kv_heads = keys.shape[0]
+    if window is not None:
+        keys, values = keys[:, -window:], values[:, -window:]
+    grouped = query.view(1, kv_heads, -1, query.shape[-1])
+    out = scaled_dot_product_attention(grouped, keys.unsqueeze(0), values.unsqueeze(0), scale=scaling)
+    return out.reshape(1, query.shape[0], values.shape[-1])
+
+
+def _many_queries(
+    queries: torch.Tensor,  # [rows, heads, dim]; the last of them is the last of the context
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scaling: float | None,
+    window: int | None,
+    out: torch.Tensor,  # [rows, heads, value_dim]
+) -> None:
+    rows, heads, dim = queries.shape
+    kv_heads, context, _ = keys.shape
+    start = context - rows
+    # [kv_heads, group, rows, dim]; expanding instead of repeating copies no keys
+    grouped = queries.transpose(0, 1).view(kv_heads, heads // kv_heads, rows, dim)
+    k = keys.unsqueeze(1).expand(-1, heads // kv_heads, -1, -1)
+    v = values.unsqueeze(1).expand(-1, heads // kv_heads, -1, -1)
+    result = out.transpose(0, 1).view(kv_heads, heads // kv_heads, rows, values.shape[-1])
+    if start == 0 and (window is None or window >= context):
+        result.copy_(scaled_dot_product_attention(grouped, k, v, is_causal=True, scale=scaling))
+        return
+    for first in range(0, rows, MASKED_ROWS):
+        end = min(rows, first + MASKED_ROWS)
+        low = 0 if window is None else max(0, start + first - window + 1)
+        high = start + end
+        query_at = torch.arange(start + first, high, device=queries.device).unsqueeze(1)
+        key_at = torch.arange(low, high, device=queries.device)
+        mask = key_at <= query_at
+        if window is not None:
+            mask &= key_at > query_at - window
+        result[:, :, first:end] = scaled_dot_product_attention(
+            grouped[:, :, first:end], k[:, :, low:high], v[:, :, low:high], attn_mask=mask, scale=scaling
+        )

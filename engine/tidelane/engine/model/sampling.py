@@ -1,0 +1,108 @@
+"""Drawing tokens from logits.
+
+Order as in vLLM and transformers: log-probabilities are read from the raw logits; then bias and penalties, temperature,
+top-k, top-p, min-p, and the draw. A draw needs one uniform number, which is a hash of (seed, position): so a seeded
+request gives the same tokens alone, in any batch, and again after a pre-emption, and no generator state is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from tidelane.engine.request import NewToken, Sampling, TokenLogprob
+
+
+def sample(
+    logits: torch.Tensor,  # [n, vocab], float32; overwritten
+    requests: Sequence[Sampling],
+    tokens: Sequence[Sequence[int]],
+    output_counts: Sequence[Mapping[int, int]],
+) -> list[NewToken | None]:
+    """The next token of each row. `tokens` are each sequence's prompt and output; `output_counts` counts the output.
+
+    None where the logits are not numbers. Rows that want nothing special are drawn together by one argmax.
+    """
+    best = logits.argmax(dim=-1).tolist()
+    broken = torch.isnan(logits.sum(dim=-1)).tolist() if len(requests) else []
+    drawn: list[NewToken | None] = []
+    for row, request in enumerate(requests):
+        if broken[row]:
+            drawn.append(None)
+            continue
+        # Before anything is written over: reported log-probabilities are the model's own.
+        logprobs = torch.log_softmax(logits[row], dim=-1) if request.logprobs is not None else None
+        token = best[row]
+        if _changes_logits(request):
+            _shift(logits[row], request, tokens[row], output_counts[row])
+            token = int(logits[row].argmax())
+        if request.temperature > 0:
+            token = _draw(logits[row], request, position=len(tokens[row]))
+        drawn.append(NewToken(token, logprob_of(logprobs, token, request.logprobs or 0)))
+    return drawn
+
+
+def logprob_of(logprobs: torch.Tensor | None, token_id: int, alternatives: int) -> TokenLogprob | None:
+    """The report on one token from its row of log-probabilities [vocab]; None when there is none."""
+    if logprobs is None:
+        return None
+    top: tuple[tuple[int, float], ...] = ()
+    if alternatives:
+        values, ids = logprobs.topk(min(alternatives, logprobs.shape[-1]))
+        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return TokenLogprob(token_id, float(logprobs[token_id]), top)
+
+
+def uniform(seed: int, position: int) -> float:
+    """In [0, 1), a pure function of its arguments: 53 bits of BLAKE2b."""
+    digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
+
+
+def _changes_logits(request: Sampling) -> bool:
+    return bool(
+        request.logit_bias
+        or request.repetition_penalty != 1.0
+        or request.presence_penalty
+        or request.frequency_penalty
+    )
+
+
+def _shift(row: torch.Tensor, request: Sampling, tokens: Sequence[int], counts: Mapping[int, int]) -> None:
+    """Bias and penalties, in place. Repetition (CTRL, arXiv 1909.05858) counts prompt and output; presence and
+    frequency (OpenAI's API reference) the output alone."""
+    if request.logit_bias:
+        ids = torch.tensor([token for token, _ in request.logit_bias])
+        row[ids] += torch.tensor([bias for _, bias in request.logit_bias])
+    if request.repetition_penalty != 1.0:
+        seen = torch.tensor(list(set(tokens)))
+        values = row[seen]
+        row[seen] = torch.where(values > 0, values / request.repetition_penalty, values * request.repetition_penalty)
+    if counts and (request.presence_penalty or request.frequency_penalty):
+        ids = torch.tensor(list(counts))
+        times = torch.tensor([float(n) for n in counts.values()])
+        row[ids] -= request.presence_penalty + request.frequency_penalty * times
+
+
+def _draw(row: torch.Tensor, request: Sampling, position: int) -> int:
+    """One token from the row's logits [vocab], by inverting the cumulative distribution of what the filters leave."""
+    row = row / request.temperature
+    ids: torch.Tensor | None = None
+    if request.top_k is not None and request.top_k < row.shape[0]:
+        row, ids = row.topk(request.top_k)  # sorted, highest first
+    elif request.top_p < 1.0:
+        row, ids = row.sort(descending=True)
+    probabilities = torch.softmax(row, dim=-1)
+    if request.top_p < 1.0:
+        # Keep a token if those before it do not reach top_p yet: the likeliest one always stays.
+        before = probabilities.cumsum(dim=-1) - probabilities
+        probabilities = torch.where(before < request.top_p, probabilities, 0.0)
+    if request.min_p > 0:
+        probabilities = torch.where(probabilities >= request.min_p * probabilities.max(), probabilities, 0.0)
+    cumulative = probabilities.double().cumsum(dim=-1)
+    target = uniform(request.seed, position) * float(cumulative[-1])
+    index = int(torch.searchsorted(cumulative, target, right=True))
+    index = min(index, int(probabilities.nonzero()[-1]))
+    return int(ids[index]) if ids is not None else index

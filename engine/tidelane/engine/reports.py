@@ -1,0 +1,110 @@
+"""The engine's state in the words of its listeners: heartbeats for the front, status for the agent."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+from tidelane.engine.channel import Heartbeat
+from tidelane.engine.ledger import Ledger
+from tidelane.engine.scheduling.plan import Objective as SchedulingObjective
+from tidelane.engine.usage import Usage, Use
+from tidelane.engine.window import LatencyWindow
+from tidelane.rpc import serving_pb2
+from tidelane.rpc.wire import Objective
+
+
+def scheduling_objective(objective: Objective) -> SchedulingObjective:
+    if objective.bounds is None:
+        return SchedulingObjective(objective.slo)
+    return SchedulingObjective(objective.slo, objective.bounds.min_decode_share, objective.bounds.max_decode_share)
+
+
+def heartbeat(ledger: Ledger, usage: Usage, objective: Objective, now_s: float) -> Heartbeat:
+    usage.note(ledger.flight, now_s)
+    decode, prefill = usage.nominal
+    return Heartbeat(
+        time_s=now_s,
+        running=ledger.running,
+        waiting=ledger.waiting,
+        kv_blocks_total=ledger.pool.total,
+        kv_blocks_free=ledger.pool.free,
+        preemptions=ledger.preemptions,
+        lane_moves=usage.border_moves,
+        compute_units=usage.units,
+        decode_units=decode,
+        prefill_units=prefill,
+        busy_s={use.value: seconds for use, seconds in usage.seconds.items()},
+        steps=ledger.steps,
+        slo=objective.slo,
+        mode=objective.mode,
+        draining=ledger.draining,
+    )
+
+
+def engine_status(
+    identity: serving_pb2.EngineStatus, ledger: Ledger, usage: Usage, window: LatencyWindow, objective: Objective
+) -> serving_pb2.EngineStatus:
+    status = serving_pb2.EngineStatus()
+    status.CopyFrom(identity)
+    status.state = serving_pb2.EngineStatus.DRAINING if ledger.draining else serving_pb2.EngineStatus.READY
+    status.objective_revision = objective.revision
+    status.resident_memory_bytes = resident_memory_bytes()
+    status.load.CopyFrom(
+        serving_pb2.Load(
+            running=ledger.running,
+            waiting=ledger.waiting,
+            kv_blocks_total=ledger.pool.total,
+            kv_blocks_free=ledger.pool.free,
+            preemptions=ledger.preemptions,
+            rejected=ledger.refusals,
+        )
+    )
+    status.latency.CopyFrom(_latency(window, objective.slo.percentile))
+    status.lanes.CopyFrom(_lanes(usage))
+    return status
+
+
+def resident_memory_bytes() -> int:
+    """Resident set of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def _latency(window: LatencyWindow, percentile: int) -> serving_pb2.Latency:
+    summary = window.summary(percentile)
+    latency = serving_pb2.Latency(
+        window_s=summary.window_s,
+        requests=summary.attainment.requests,
+        attainment=summary.attainment.share or 0.0,
+        goodput_rps=summary.attainment.goodput_rps,
+    )
+    for field in (
+        "ttft_p50_s",
+        "ttft_p99_s",
+        "tpot_p50_s",
+        "tpot_p99_s",
+        "token_gap_p99_s",
+        "queue_p99_s",
+        "ttft_at_percentile_s",
+        "tpot_at_percentile_s",
+    ):
+        setattr(latency, field, getattr(summary, field) or 0.0)
+    return latency
+
+
+def _lanes(usage: Usage) -> serving_pb2.Lanes:
+    decode, prefill = usage.nominal
+    total_s = sum(usage.seconds.values()) or 1.0
+    share = {use: seconds / total_s for use, seconds in usage.seconds.items()}
+    return serving_pb2.Lanes(
+        compute_units=usage.units,
+        decode_compute_units=decode,
+        prefill_compute_units=prefill,
+        realised_split_share=share[Use.SPLIT],
+        realised_decode_alone_share=share[Use.DECODE_ALONE],
+        realised_prefill_alone_share=share[Use.PREFILL_ALONE],
+        realised_mixed_share=share[Use.MIXED],
+        idle_share=share[Use.IDLE],
+        realised_decode_unit_share=usage.decode_unit_share or 0.0,
+        moves=usage.border_moves,
+    )

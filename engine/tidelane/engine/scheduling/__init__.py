@@ -1,0 +1,1 @@
+"""State in, plan out. Pure: no torch, no clock, no I/O, so that the same code runs live and in virtual time."""

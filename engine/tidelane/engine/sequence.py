@@ -1,0 +1,83 @@
+"""One request on its way: the mutable state that the loop alone writes and executors read while it runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tidelane.engine.request import FinishReason, NewToken, Request, TokenLogprob
+from tidelane.engine.scheduling.plan import Priority
+from tidelane.engine.slo import Slo, Timeline
+
+
+@dataclass(slots=True)
+class Sequence:
+    """`tokens` is the prompt and all that was generated; the KV of the first `computed` of them is in `blocks`."""
+
+    request: Request
+    slo: Slo
+    tokens: list[int] = field(init=False)
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    # How often each generated token came up: what the penalties of sampling read.
+    output_counts: Counter[int] = field(default_factory=Counter)
+    prefill_start_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    longest_gap_s: float = 0.0
+    # Of the prompt's tokens so far, when asked for; emptied once sent.
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    prompt_logprobs_sent: bool = False
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.prompt)
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def priority(self) -> Priority:
+        return (self.request.tier.rank, self.request.arrival_s, self.request.id)
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def decoding(self) -> bool:
+        """All but the newest token are in the cache, and the newest was generated."""
+        return self.computed == len(self.tokens) - 1 and self.output_tokens > 0 and bool(self.blocks)
+
+    @property
+    def ttft_due_s(self) -> float:
+        return self.request.arrival_s + self.slo.ttft_target_s(len(self.request.prompt))
+
+    def append(self, new: NewToken, now_s: float) -> FinishReason | None:
+        """Take the next token; the reason if it is the last."""
+        self.tokens.append(new.token_id)
+        self.output_counts[new.token_id] += 1
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+        if self.last_token_s is not None:
+            self.longest_gap_s = max(self.longest_gap_s, now_s - self.last_token_s)
+        self.last_token_s = now_s
+        if new.token_id in self.request.stop_token_ids:
+            return FinishReason.STOP
+        if self.output_tokens >= self.request.max_new_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def timeline(self) -> Timeline | None:
+        """None until the first token."""
+        if self.first_token_s is None or self.last_token_s is None or self.prefill_start_s is None:
+            return None
+        return Timeline(
+            arrival_s=self.request.arrival_s,
+            prefill_start_s=self.prefill_start_s,
+            first_token_s=self.first_token_s,
+            last_token_s=self.last_token_s,
+            input_tokens=len(self.request.prompt),
+            output_tokens=self.output_tokens,
+            longest_gap_s=self.longest_gap_s,
+        )

@@ -1,0 +1,132 @@
+"""One engine as processes: this one runs the loop, a child runs the HTTP front."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+
+from tidelane.engine.channel import Endpoint, ToFront, ToLoop, loop_end
+from tidelane.engine.control import SUPPORTED_MODES, ControlRoom, start_control_server, unsupported
+from tidelane.engine.config import ServeConfig
+from tidelane.engine.errors import CannotServe, FrontLost
+from tidelane.engine.http.front import EX_CONFIG, FrontConfig
+from tidelane.engine.ledger import Ledger
+from tidelane.engine.wakeup import Wakeup
+from tidelane.rpc import serving_pb2
+
+_log = logging.getLogger(__name__)
+
+# SIGTERM without a Drain before it: how long running requests may take to end.
+TERM_DRAIN_S = 10.0
+# A front whose core is gone says it is gone within 2 s.
+FRONT_EXIT_S = 4.0
+
+
+def serve(config: ServeConfig) -> int:
+    """Run until drained, or told to end. Returns the process's exit code: 0, 78 (never as asked) or 1."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="tidelane-") as folder:
+            _Serving(config, Path(folder)).run()
+    except CannotServe as error:
+        _log.error("cannot serve: %s", error)
+        return EX_CONFIG
+    except FrontLost as error:
+        _log.error("%s", error)
+        return 1
+    return 0
+
+
+class _Serving:
+    def __init__(self, config: ServeConfig, folder: Path) -> None:
+        self._config = config
+        self._folder = folder
+        self._loaded = False
+        self._wakeup = Wakeup()
+        self._room = ControlRoom(config.objective, self._wakeup.notify)
+        self._identity = serving_pb2.EngineStatus(
+            model_name=config.served_name, listen=f"{config.host}:{config.port}", pid=os.getpid()
+        )
+
+    def run(self) -> None:
+        if self._config.objective.mode not in SUPPORTED_MODES:
+            raise CannotServe(unsupported(self._config.objective.mode))
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+        socket_path = self._config.control_socket or self._folder / "control.sock"
+        socket_path.unlink(missing_ok=True)
+        control = start_control_server(self._room, str(socket_path))
+        endpoint = loop_end(str(self._folder / "front.sock"))
+        lifeline_read, lifeline_write = os.pipe()
+        front = self._spawn_front(lifeline_read)
+        try:
+            self._serve_with(front, endpoint)
+        finally:
+            endpoint.close()  # flushes what the loop said last
+            os.close(lifeline_write)
+            _end(front)
+            self._room.close()
+            control.stop(grace=1.0).wait()
+
+    def _spawn_front(self, lifeline_read: int) -> subprocess.Popen[bytes]:
+        front = FrontConfig(
+            channel_path=str(self._folder / "front.sock"),
+            host=self._config.host,
+            port=self._config.port,
+            lifeline_fd=lifeline_read,
+            served_name=self._config.served_name,
+            log_level=self._config.log_level,
+        )
+        child = subprocess.Popen(front.argv(), pass_fds=(lifeline_read,))
+        os.close(lifeline_read)
+        return child
+
+    def _serve_with(self, front: subprocess.Popen[bytes], endpoint: Endpoint[ToFront, ToLoop]) -> None:
+        # torch takes seconds to import: the control socket and the port are there before it.
+        from tidelane.engine.assembly import assemble
+
+        self._publish("loading the model")
+        engine = assemble(self._config, self._room, self._wakeup, endpoint, self._identity)
+        self._loaded = True
+        try:
+            endpoint.send(engine.front_facts)
+            _log.info("serving %s on %s", self._config.served_name, self._identity.listen)
+            engine.loop.run(until=lambda: self._ended(front, engine.ledger))
+            # The deadline has passed: what still runs ends with an error, not with silence.
+            engine.ledger.fail_all("the engine is shutting down", time.monotonic())
+            engine.desk.send(engine.ledger.take_outbox())
+        finally:
+            engine.executor.close()
+
+    def _ended(self, front: subprocess.Popen[bytes], ledger: Ledger) -> bool:
+        code = front.poll()
+        if code == EX_CONFIG:
+            raise CannotServe("the HTTP front cannot serve this model; its log says why")
+        if code is not None:
+            raise FrontLost(f"the HTTP front ended with code {code}")
+        drain_by_s = self._room.drain_by_s
+        return drain_by_s is not None and (ledger.empty or time.monotonic() >= drain_by_s)
+
+    def _publish(self, message: str) -> None:
+        status = serving_pb2.EngineStatus(state=serving_pb2.EngineStatus.LOADING, message=message)
+        status.MergeFrom(self._identity)
+        self._room.publish(status)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if not self._loaded:
+            raise SystemExit(0)
+        self._room.drain(TERM_DRAIN_S)
+
+
+def _end(front: subprocess.Popen[bytes]) -> None:
+    """The front ends by itself once its lifeline is closed; it is killed only if it does not."""
+    try:
+        front.wait(timeout=FRONT_EXIT_S)
+    except subprocess.TimeoutExpired:
+        front.kill()
+        front.wait()

@@ -1,0 +1,65 @@
+"""How requests fared lately: what the agent's slow loop and the status of a service are made of."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tidelane.engine.slo import Attainment, Slo, Timeline, percentile
+
+
+@dataclass(frozen=True, slots=True)
+class LatencySummary:
+    """Over requests that ended in the last `window_s` seconds. Times are None when no request made a token."""
+
+    window_s: float
+    attainment: Attainment
+    ttft_p50_s: float | None
+    ttft_p99_s: float | None
+    tpot_p50_s: float | None
+    tpot_p99_s: float | None
+    token_gap_p99_s: float | None
+    queue_p99_s: float | None
+    ttft_at_percentile_s: float | None
+    tpot_at_percentile_s: float | None
+
+
+class LatencyWindow:
+    """A sliding window over ended requests; refused and failed ones count as having missed their SLO."""
+
+    def __init__(self, clock: Callable[[], float], window_s: float = 60.0) -> None:
+        self._clock = clock
+        self._window_s = window_s
+        self._started_s = clock()
+        self._ended: deque[tuple[float, Timeline | None, bool]] = deque()
+
+    def add(self, timeline: Timeline | None, slo: Slo) -> None:
+        self._ended.append((self._clock(), timeline, timeline is not None and timeline.meets(slo)))
+
+    def summary(self, slo_percentile: int) -> LatencySummary:
+        now_s = self._clock()
+        while self._ended and self._ended[0][0] < now_s - self._window_s:
+            self._ended.popleft()
+        timelines = [t for _, t, _ in self._ended if t is not None]
+        within = sum(met for _, _, met in self._ended)
+        # Until the window has filled once, rates are over the time that there was.
+        window_s = max(1.0, min(self._window_s, now_s - self._started_s))
+
+        def at(percent: float, values: list[float]) -> float | None:
+            return percentile(values, percent) if values else None
+
+        ttft = [t.ttft_s for t in timelines]
+        tpot = [t.tpot_s for t in timelines]
+        return LatencySummary(
+            window_s=window_s,
+            attainment=Attainment(len(self._ended), within, window_s),
+            ttft_p50_s=at(50, ttft),
+            ttft_p99_s=at(99, ttft),
+            tpot_p50_s=at(50, tpot),
+            tpot_p99_s=at(99, tpot),
+            token_gap_p99_s=at(99, [t.longest_gap_s for t in timelines]),
+            queue_p99_s=at(99, [t.queue_s for t in timelines]),
+            ttft_at_percentile_s=at(slo_percentile, ttft),
+            tpot_at_percentile_s=at(slo_percentile, tpot),
+        )

@@ -1,0 +1,211 @@
+"""The agents, seen from the operator: a watch on each that is kept alive, and the state of every node heard of."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from tidelane.operator.errors import CannotRun, NoRoom, Retry
+from tidelane.operator.node_state import Change, compare, node_of, with_replica
+from tidelane.operator.observation import Node
+from tidelane.rpc import node_agent_pb2 as pb
+from tidelane.rpc.node_agent_pb2_grpc import NodeAgentStub
+from tidelane.rpc.wire import ReplicaRef, ReplicaSpec, ref_to_wire, spec_to_wire
+
+log = logging.getLogger(__name__)
+
+_PERIOD_S: Final = 2.0
+# An agent that says nothing for so long is treated as gone, though its connection looks alive.
+_SILENCE_S: Final = 3 * _PERIOD_S + 2
+_CALL_TIMEOUT_S: Final = 10.0
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 15.0
+
+OpenChannel = Callable[[str], grpc.aio.Channel]
+
+# A machine that vanishes without a word is noticed between two messages too.
+_OPTIONS: Final = (
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files: the CA that signed the agents' certificates, and what the operator shows them."""
+
+    agent_ca: Path
+    certificate: Path
+    key: Path
+
+
+def plain_channel(target: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(target, options=_OPTIONS)
+
+
+def tls_channels(files: TlsFiles) -> OpenChannel:
+    """Channels with mutual TLS. Files are read anew for each channel, so that renewed ones are taken up."""
+
+    def open_channel(target: str) -> grpc.aio.Channel:
+        credentials = grpc.ssl_channel_credentials(
+            files.agent_ca.read_bytes(), files.key.read_bytes(), files.certificate.read_bytes()
+        )
+        return grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
+
+    return open_channel
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What one agent last said. `lost_at_s` None: it is connected."""
+
+    target: str
+    stub: NodeAgentStub
+    status: pb.NodeStatus
+    node: Node
+    lost_at_s: float | None = None
+
+
+class AgentPool:
+    """Follows agents by their addresses. `changed` hears the node's name and what is new there."""
+
+    def __init__(
+        self, open_channel: OpenChannel, clock: Callable[[], float], changed: Callable[[str, Change], None]
+    ) -> None:
+        self._open_channel = open_channel
+        self._clock = clock
+        self._changed = changed
+        self._heard: dict[str, _Heard] = {}
+        self._followers: dict[str, asyncio.Task[None]] = {}
+        self._started_s = clock()
+
+    def follow(self, targets: Iterable[str]) -> None:
+        """Exactly these from now on."""
+        wanted = set(targets)
+        for target in self._followers.keys() - wanted:
+            self._followers.pop(target).cancel()
+        for target in wanted - self._followers.keys():
+            self._followers[target] = asyncio.create_task(self._follow(target), name=f"follow {target}")
+
+    async def close(self) -> None:
+        followers = list(self._followers.values())
+        self.follow(())
+        await asyncio.gather(*followers, return_exceptions=True)
+
+    @property
+    def dead_followers(self) -> Sequence[str]:
+        """Addresses that nobody follows any more though somebody should; always empty unless there is a bug."""
+        return [target for target, task in self._followers.items() if task.done()]
+
+    @property
+    def watching_for_s(self) -> float:
+        return self._clock() - self._started_s
+
+    def nodes(self) -> Mapping[str, Node]:
+        """Every node heard of, as it was last heard."""
+        return {name: self._seen(heard) for name, heard in self._heard.items()}
+
+    async def apply(self, node_name: str, spec: ReplicaSpec) -> None:
+        """Raises NoRoom, CannotRun or Retry."""
+        heard = self._connected(node_name)
+        try:
+            request = pb.ApplyReplicaRequest(spec=spec_to_wire(spec))
+            replica = await heard.stub.ApplyReplica(request, timeout=_CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise _meaning(error, node_name) from error
+        # Known at once: the next plan must not take the room for free, nor the replica for missing.
+        self._update(node_name, heard, with_replica(heard.status, replica))
+
+    async def remove(self, node_name: str, ref: ReplicaRef, drain_deadline_s: float) -> None:
+        """Raises Retry."""
+        request = pb.RemoveReplicaRequest(id=ref_to_wire(ref), drain_deadline_s=drain_deadline_s)
+        try:
+            await self._connected(node_name).stub.RemoveReplica(request, timeout=_CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise Retry(f"agent of {node_name}: {error.details()}") from error
+
+    def _seen(self, heard: _Heard) -> Node:
+        if heard.lost_at_s is None:
+            return heard.node
+        return heard.node.lost(self._clock() - heard.lost_at_s)
+
+    def _connected(self, node_name: str) -> _Heard:
+        heard = self._heard.get(node_name)
+        if heard is None or heard.lost_at_s is not None:
+            raise Retry(f"agent of {node_name} is not connected")
+        return heard
+
+    async def _follow(self, target: str) -> None:
+        delay_s = _FIRST_DELAY_S
+        try:
+            while True:
+                try:
+                    await self._listen(target)
+                except (grpc.aio.AioRpcError, TimeoutError, _NameTaken, ValueError) as error:
+                    log.warning("agent %s: %s", target, _shown(error))
+                if self._lose(target):
+                    delay_s = _FIRST_DELAY_S
+                # Spread, or every watch that a network fault broke would come back in one moment.
+                await asyncio.sleep(delay_s * random.uniform(0.75, 1.25))
+                delay_s = min(_LONGEST_DELAY_S, delay_s * 2)
+        finally:
+            self._lose(target)
+
+    async def _listen(self, target: str) -> None:
+        async with self._open_channel(target) as channel:
+            stub = NodeAgentStub(channel)
+            stream = stub.WatchNode(pb.WatchNodeRequest(period_s=_PERIOD_S))
+            while True:
+                status = await asyncio.wait_for(stream.read(), _SILENCE_S)
+                if not isinstance(status, pb.NodeStatus):
+                    return  # the end of the stream
+                known = self._heard.get(status.node_name)
+                if known and known.target != target and known.lost_at_s is None:
+                    raise _NameTaken(f"node name {status.node_name} is taken by the agent at {known.target}")
+                self._update(status.node_name, _Heard(target, stub, status, node_of(status)), status)
+
+    def _update(self, node_name: str, heard: _Heard, status: pb.NodeStatus) -> None:
+        before = self._heard.get(node_name)
+        after = _Heard(heard.target, heard.stub, status, node_of(status))
+        self._heard[node_name] = after
+        change = compare(self._seen(before) if before else None, after.node)
+        if change:
+            self._changed(node_name, change)
+
+    def _lose(self, target: str) -> bool:
+        """Whether it was connected."""
+        for name, heard in self._heard.items():
+            if heard.target == target and heard.lost_at_s is None:
+                heard.lost_at_s = self._clock()
+                self._changed(name, Change.everything(heard.node))
+                return True
+        return False
+
+
+class _NameTaken(Exception):
+    """Two agents go by one node name."""
+
+
+def _meaning(error: grpc.aio.AioRpcError, node_name: str) -> NoRoom | CannotRun | Retry:
+    details = error.details() or ""
+    match error.code():
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return NoRoom(details)
+        case grpc.StatusCode.INVALID_ARGUMENT:
+            return CannotRun(details)
+        case _:
+            return Retry(f"agent of {node_name}: {error.code().name}: {details}")
+
+
+def _shown(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__

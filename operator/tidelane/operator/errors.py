@@ -1,0 +1,27 @@
+"""What can go wrong between the operator and the world, named by what the reconciler does about it."""
+
+from __future__ import annotations
+
+
+class OperatorError(Exception):
+    """Any of them."""
+
+
+class Retry(OperatorError):
+    """It may work later: plan again. `after_s` None: after a back-off that grows."""
+
+    def __init__(self, message: str, after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.after_s = after_s
+
+
+class NoCluster(OperatorError):
+    """There is nothing to connect to: the user must say where the cluster is."""
+
+
+class NoRoom(OperatorError):
+    """The agent has no room for the replica: place it elsewhere."""
+
+
+class CannotRun(OperatorError):
+    """The agent says that the replica can never run as asked: tell the user, and wait for another generation."""

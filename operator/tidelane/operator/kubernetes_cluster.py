@@ -1,0 +1,165 @@
+"""The cluster, when there is one: the API server, through server-side apply with one field manager."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import aiohttp
+from kubernetes_asyncio.client import ApiClient, Configuration
+from kubernetes_asyncio.client.exceptions import ApiException
+from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
+from typing_extensions import override
+
+from tidelane.operator.children import SERVICE_LABEL
+from tidelane.operator.cluster import Cluster
+from tidelane.operator.crd import API_VERSION, GROUP, KIND, PLURAL, VERSION
+from tidelane.operator.errors import NoCluster, Retry
+from tidelane.operator.reports import Report
+from tidelane.operator.resources import ObjectRef, RawObject, Status
+
+log = logging.getLogger(__name__)
+
+FIELD_MANAGER: Final = "tidelane-operator"
+_TIMEOUT_S: Final = 30
+_CHILD_PATHS: Final[Mapping[str, str]] = {
+    "Service": "/api/v1/namespaces/{namespace}/services",
+    "EndpointSlice": "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices",
+}
+_APPLY: Final = "application/apply-patch+yaml"
+_GONE: Final = 404
+_CONFLICTS: Final = (409, 412, 422)
+
+
+async def connect(kubeconfig: str | None) -> ApiClient:
+    """A client for that file's cluster; None: for the cluster that this process runs in, or the user's default."""
+    settings = Configuration()
+    try:
+        if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+            load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+        else:
+            await load_kube_config(config_file=kubeconfig, client_configuration=settings)
+    except ConfigException as error:
+        raise NoCluster(str(error)) from error
+    client = ApiClient(settings)
+    client.user_agent = FIELD_MANAGER
+    return client
+
+
+class KubernetesCluster(Cluster):
+    """`namespaces` empty: all of them."""
+
+    def __init__(self, client: ApiClient, namespaces: Collection[str] = ()) -> None:
+        self._client = client
+        self._scopes = [f"/namespaces/{each}" for each in namespaces] or [""]
+
+    @override
+    async def service(self, ref: ObjectRef) -> RawObject | None:
+        found: RawObject | None = await self._request("GET", _service_path(ref))
+        return found
+
+    @override
+    async def services(self) -> Sequence[RawObject]:
+        paths = [f"/apis/{GROUP}/{VERSION}{scope}/{PLURAL}" for scope in self._scopes]
+        answers = [await self._request("GET", path) for path in paths]
+        return [each for answer in answers if answer for each in answer["items"]]
+
+    @override
+    async def children(self, ref: ObjectRef) -> Sequence[RawObject]:
+        service = await self._request("GET", _child_path("Service", ref))
+        folder = _CHILD_PATHS["EndpointSlice"].format(namespace=ref.namespace)
+        slices = await self._request("GET", folder, {"labelSelector": f"{SERVICE_LABEL}={ref.name}"})
+        found = [{**each, "kind": "EndpointSlice"} for each in (slices or {}).get("items", ())]
+        return [service, *found] if service else found
+
+    @override
+    async def apply_child(self, manifest: RawObject) -> None:
+        await self._apply(_child_path(manifest["kind"], ObjectRef.of(manifest)), manifest)
+
+    @override
+    async def delete_child(self, kind: str, ref: ObjectRef, uid: str) -> None:
+        await self._request("DELETE", _child_path(kind, ref), body={"preconditions": {"uid": uid}})
+
+    @override
+    async def write_status(self, ref: ObjectRef, uid: str, status: Status) -> None:
+        metadata = {"name": ref.name, "namespace": ref.namespace, "uid": uid}
+        manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status}
+        await self._apply(f"{_service_path(ref)}/status", manifest)
+
+    @override
+    async def set_finalizers(self, ref: ObjectRef, finalizers: Sequence[str], resource_version: str) -> None:
+        patch = [
+            {"op": "test", "path": "/metadata/resourceVersion", "value": resource_version},
+            {"op": "add", "path": "/metadata/finalizers", "value": list(finalizers)},
+        ]
+        await self._request("PATCH", _service_path(ref), body=patch, content_type="application/json-patch+json")
+
+    @override
+    async def report(self, ref: ObjectRef, uid: str, report: Report) -> None:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        event = {
+            "metadata": {"generateName": f"{ref.name}.", "namespace": ref.namespace},
+            "involvedObject": {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "namespace": ref.namespace,
+                "name": ref.name,
+                "uid": uid,
+            },
+            "type": "Warning" if report.warning else "Normal",
+            "reason": report.reason,
+            "message": report.message,
+            "source": {"component": FIELD_MANAGER},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        try:
+            await self._request("POST", f"/api/v1/namespaces/{ref.namespace}/events", body=event)
+        except Retry as error:
+            # Events are for people; nothing waits for one.
+            log.warning("event not written", extra={"service": str(ref), "error": str(error)})
+
+    async def _apply(self, path: str, manifest: RawObject) -> None:
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        await self._request("PATCH", path, query, manifest, _APPLY)
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+    ) -> Any:
+        """The answer; None where there is no such object."""
+        try:
+            return await self._client.call_api(
+                path,
+                method,
+                query_params=list((query or {}).items()),
+                header_params={"Accept": "application/json", "Content-Type": content_type},
+                body=body,
+                auth_settings=["BearerToken"],
+                response_types_map={200: "object", 201: "object", 202: "object"},
+                _return_http_data_only=True,
+                _request_timeout=_TIMEOUT_S,
+            )
+        except ApiException as error:
+            if error.status == _GONE:
+                return None
+            text = f"{method} {path}: {error.status} {error.reason}: {error.body!r}"
+            raise Retry(text, after_s=0.0 if error.status in _CONFLICTS else None) from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise Retry(f"{method} {path}: {error!r}") from error
+
+
+def _service_path(ref: ObjectRef) -> str:
+    return f"/apis/{GROUP}/{VERSION}/namespaces/{ref.namespace}/{PLURAL}/{ref.name}"
+
+
+def _child_path(kind: str, ref: ObjectRef) -> str:
+    return f"{_CHILD_PATHS[kind].format(namespace=ref.namespace)}/{ref.name}"

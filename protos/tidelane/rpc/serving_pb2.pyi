@@ -1,0 +1,180 @@
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ExecutionMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EXECUTION_MODE_UNSPECIFIED: _ClassVar[ExecutionMode]
+    LANES: _ClassVar[ExecutionMode]
+    AUTO: _ClassVar[ExecutionMode]
+    CHUNKED_PREFILL: _ClassVar[ExecutionMode]
+    MIXED_BATCH: _ClassVar[ExecutionMode]
+    STATIC_LANES: _ClassVar[ExecutionMode]
+    DISAGGREGATED: _ClassVar[ExecutionMode]
+EXECUTION_MODE_UNSPECIFIED: ExecutionMode
+LANES: ExecutionMode
+AUTO: ExecutionMode
+CHUNKED_PREFILL: ExecutionMode
+MIXED_BATCH: ExecutionMode
+STATIC_LANES: ExecutionMode
+DISAGGREGATED: ExecutionMode
+
+class WatchStatusRequest(_message.Message):
+    __slots__ = ("period_s",)
+    PERIOD_S_FIELD_NUMBER: _ClassVar[int]
+    period_s: float
+    def __init__(self, period_s: _Optional[float] = ...) -> None: ...
+
+class Slo(_message.Message):
+    __slots__ = ("ttft_s", "ttft_per_1k_input_tokens_s", "tpot_s", "percentile", "max_token_gap_s")
+    TTFT_S_FIELD_NUMBER: _ClassVar[int]
+    TTFT_PER_1K_INPUT_TOKENS_S_FIELD_NUMBER: _ClassVar[int]
+    TPOT_S_FIELD_NUMBER: _ClassVar[int]
+    PERCENTILE_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKEN_GAP_S_FIELD_NUMBER: _ClassVar[int]
+    ttft_s: float
+    ttft_per_1k_input_tokens_s: float
+    tpot_s: float
+    percentile: int
+    max_token_gap_s: float
+    def __init__(self, ttft_s: _Optional[float] = ..., ttft_per_1k_input_tokens_s: _Optional[float] = ..., tpot_s: _Optional[float] = ..., percentile: _Optional[int] = ..., max_token_gap_s: _Optional[float] = ...) -> None: ...
+
+class Objective(_message.Message):
+    __slots__ = ("slo", "mode", "min_decode_share", "max_decode_share", "revision")
+    SLO_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    MIN_DECODE_SHARE_FIELD_NUMBER: _ClassVar[int]
+    MAX_DECODE_SHARE_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    slo: Slo
+    mode: ExecutionMode
+    min_decode_share: float
+    max_decode_share: float
+    revision: int
+    def __init__(self, slo: _Optional[_Union[Slo, _Mapping]] = ..., mode: _Optional[_Union[ExecutionMode, str]] = ..., min_decode_share: _Optional[float] = ..., max_decode_share: _Optional[float] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class SetObjectiveResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("deadline_s",)
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    deadline_s: float
+    def __init__(self, deadline_s: _Optional[float] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class EngineStatus(_message.Message):
+    __slots__ = ("state", "message", "model_name", "model_digest", "listen", "objective_revision", "load", "latency", "lanes", "pid", "resident_memory_bytes")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[EngineStatus.State]
+        LOADING: _ClassVar[EngineStatus.State]
+        WARMING: _ClassVar[EngineStatus.State]
+        READY: _ClassVar[EngineStatus.State]
+        DRAINING: _ClassVar[EngineStatus.State]
+    STATE_UNSPECIFIED: EngineStatus.State
+    LOADING: EngineStatus.State
+    WARMING: EngineStatus.State
+    READY: EngineStatus.State
+    DRAINING: EngineStatus.State
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LISTEN_FIELD_NUMBER: _ClassVar[int]
+    OBJECTIVE_REVISION_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    state: EngineStatus.State
+    message: str
+    model_name: str
+    model_digest: str
+    listen: str
+    objective_revision: int
+    load: Load
+    latency: Latency
+    lanes: Lanes
+    pid: int
+    resident_memory_bytes: int
+    def __init__(self, state: _Optional[_Union[EngineStatus.State, str]] = ..., message: _Optional[str] = ..., model_name: _Optional[str] = ..., model_digest: _Optional[str] = ..., listen: _Optional[str] = ..., objective_revision: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., latency: _Optional[_Union[Latency, _Mapping]] = ..., lanes: _Optional[_Union[Lanes, _Mapping]] = ..., pid: _Optional[int] = ..., resident_memory_bytes: _Optional[int] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("running", "waiting", "kv_blocks_total", "kv_blocks_free", "preemptions", "rejected")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    waiting: int
+    kv_blocks_total: int
+    kv_blocks_free: int
+    preemptions: int
+    rejected: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., preemptions: _Optional[int] = ..., rejected: _Optional[int] = ...) -> None: ...
+
+class Latency(_message.Message):
+    __slots__ = ("window_s", "requests", "ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s", "token_gap_p99_s", "queue_p99_s", "ttft_at_percentile_s", "tpot_at_percentile_s", "attainment", "goodput_rps", "ttft_target_ratio_at_percentile")
+    WINDOW_S_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_P50_S_FIELD_NUMBER: _ClassVar[int]
+    TTFT_P99_S_FIELD_NUMBER: _ClassVar[int]
+    TPOT_P50_S_FIELD_NUMBER: _ClassVar[int]
+    TPOT_P99_S_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_GAP_P99_S_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_P99_S_FIELD_NUMBER: _ClassVar[int]
+    TTFT_AT_PERCENTILE_S_FIELD_NUMBER: _ClassVar[int]
+    TPOT_AT_PERCENTILE_S_FIELD_NUMBER: _ClassVar[int]
+    ATTAINMENT_FIELD_NUMBER: _ClassVar[int]
+    GOODPUT_RPS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_TARGET_RATIO_AT_PERCENTILE_FIELD_NUMBER: _ClassVar[int]
+    window_s: float
+    requests: int
+    ttft_p50_s: float
+    ttft_p99_s: float
+    tpot_p50_s: float
+    tpot_p99_s: float
+    token_gap_p99_s: float
+    queue_p99_s: float
+    ttft_at_percentile_s: float
+    tpot_at_percentile_s: float
+    attainment: float
+    goodput_rps: float
+    ttft_target_ratio_at_percentile: float
+    def __init__(self, window_s: _Optional[float] = ..., requests: _Optional[int] = ..., ttft_p50_s: _Optional[float] = ..., ttft_p99_s: _Optional[float] = ..., tpot_p50_s: _Optional[float] = ..., tpot_p99_s: _Optional[float] = ..., token_gap_p99_s: _Optional[float] = ..., queue_p99_s: _Optional[float] = ..., ttft_at_percentile_s: _Optional[float] = ..., tpot_at_percentile_s: _Optional[float] = ..., attainment: _Optional[float] = ..., goodput_rps: _Optional[float] = ..., ttft_target_ratio_at_percentile: _Optional[float] = ...) -> None: ...
+
+class Lanes(_message.Message):
+    __slots__ = ("compute_units", "decode_compute_units", "prefill_compute_units", "realised_split_share", "realised_decode_alone_share", "realised_prefill_alone_share", "realised_mixed_share", "idle_share", "realised_decode_unit_share", "moves")
+    COMPUTE_UNITS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_COMPUTE_UNITS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_COMPUTE_UNITS_FIELD_NUMBER: _ClassVar[int]
+    REALISED_SPLIT_SHARE_FIELD_NUMBER: _ClassVar[int]
+    REALISED_DECODE_ALONE_SHARE_FIELD_NUMBER: _ClassVar[int]
+    REALISED_PREFILL_ALONE_SHARE_FIELD_NUMBER: _ClassVar[int]
+    REALISED_MIXED_SHARE_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SHARE_FIELD_NUMBER: _ClassVar[int]
+    REALISED_DECODE_UNIT_SHARE_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    compute_units: int
+    decode_compute_units: int
+    prefill_compute_units: int
+    realised_split_share: float
+    realised_decode_alone_share: float
+    realised_prefill_alone_share: float
+    realised_mixed_share: float
+    idle_share: float
+    realised_decode_unit_share: float
+    moves: int
+    def __init__(self, compute_units: _Optional[int] = ..., decode_compute_units: _Optional[int] = ..., prefill_compute_units: _Optional[int] = ..., realised_split_share: _Optional[float] = ..., realised_decode_alone_share: _Optional[float] = ..., realised_prefill_alone_share: _Optional[float] = ..., realised_mixed_share: _Optional[float] = ..., idle_share: _Optional[float] = ..., realised_decode_unit_share: _Optional[float] = ..., moves: _Optional[int] = ...) -> None: ...
