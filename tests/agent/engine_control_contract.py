@@ -108,12 +108,18 @@ class EngineControlContract:
     async def test_an_objective_is_echoed_without_waiting_for_the_period(self, engine: RunningEngine) -> None:
         await engine.ready()
         call = engine.watch(period_s=3600)
-        await call.read()
+        await call.initial_metadata()
         await engine.stub.SetObjective(objective(revision=7))
         async with asyncio.timeout(LIMIT_S):
-            while (await call.read()).objective_revision != 7:
-                pass
+            async for status in call:
+                if status.objective_revision == 7:
+                    break
         call.cancel()
+
+    async def test_an_objective_sent_before_it_is_ready_is_in_force_when_it_is(self, engine: RunningEngine) -> None:
+        await engine.until(lambda _: True)
+        await engine.stub.SetObjective(objective(revision=5))
+        assert (await engine.ready()).objective_revision == 5
 
     async def test_a_bad_objective_is_refused_and_changes_nothing(self, engine: RunningEngine) -> None:
         await engine.ready()

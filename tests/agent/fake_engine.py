@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 CANNOT_RUN = 78
 _LOOK_EVERY_S = 0.02
 
@@ -64,6 +66,7 @@ class FakeEngine:
         self.switches = Switches.read(args.switches)
         self.changed = asyncio.Condition()
         self.end = asyncio.Event()
+        self.draining: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
         import grpc.aio
@@ -73,6 +76,7 @@ class FakeEngine:
         engine = self
 
         class Service(EngineServicer):
+            @override
             async def WatchStatus(self, request: Any, context: Any) -> AsyncIterator[Any]:
                 if not 0 <= request.period_s < float("inf"):
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "period_s")
@@ -83,10 +87,12 @@ class FakeEngine:
                             async with asyncio.timeout(request.period_s or 1.0):
                                 await engine.changed.wait()
 
+            @override
             async def SetObjective(self, request: Any, context: Any) -> Any:
                 await engine.set_objective(request, context)
                 return engine.pb.SetObjectiveResponse()
 
+            @override
             async def Drain(self, request: Any, context: Any) -> Any:
                 engine.record("drain", deadline_s=request.deadline_s)
                 if not engine.switches.deaf_to_drain:
@@ -137,6 +143,7 @@ class FakeEngine:
         from tidelane.rpc.wire import objective_from_wire
 
         if self.switches.refuses_objective:
+            self.record("refused", revision=objective.revision)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not while it runs")
         try:
             objective_from_wire(objective)
@@ -172,9 +179,9 @@ class FakeEngine:
             resident_memory_bytes=1,
         )
         if self.switches.latency:
-            latency = dict(self.switches.latency)
-            latency["requests"] = int(latency.get("requests", 100))  # type: ignore[assignment]
-            status.latency.MergeFrom(self.pb.Latency(**latency))
+            from google.protobuf import json_format
+
+            json_format.ParseDict(self.switches.latency, status.latency)
         return status
 
     def record(self, event: str, **values: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -33,7 +34,7 @@ from tidelane.agent.lifecycle import (
 )
 from tidelane.engine.slo import Slo
 from tidelane.rpc.node_agent_pb2 import ReplicaStatus
-from tidelane.rpc.wire import ExecutionMode, ModelSpec, Objective, ShareBounds
+from tidelane.rpc.wire import ExecutionMode, ModelSpec, Objective, ReplicaSpec, ShareBounds
 
 # ---- back-off --------------------------------------------------------------------------------------------------------
 
@@ -61,7 +62,7 @@ WANTED = Wanted(spec(), CLAIM)
 LIVING = EngineView(spec(), CLAIM, heard=True, ready=True)
 
 
-def situation(engine: EngineView | None = None, wanted: Wanted = WANTED, **rest: object) -> Situation:
+def situation(engine: EngineView | None = None, wanted: Wanted = WANTED, **rest: Any) -> Situation:
     return replace(Situation(wanted, engine), **rest)
 
 
@@ -127,7 +128,7 @@ def test_what_to_do_and_what_to_call_it(now: Situation, action: object, shown: i
         (spec(generation=2, devices=2), True),
     ],
 )
-def test_only_more_than_an_objective_replaces_the_engine(changed: object, replaced: bool) -> None:
+def test_only_more_than_an_objective_replaces_the_engine(changed: ReplicaSpec, replaced: bool) -> None:
     action = next_action(situation(LIVING, Wanted(changed, CLAIM)), 1000.0, LIMITS)
     assert action == (Drain(1020, "generation 2") if replaced else Wait())
 
@@ -152,14 +153,15 @@ def share(objective: Objective) -> float | None:
 
 
 def test_the_first_objective_is_the_services_own() -> None:
-    assert START == replace(SPEC, revision=1)
+    assert replace(SPEC, revision=1) == START
 
 
 def test_missed_tpot_raises_decode_and_missed_ttft_with_slack_lowers_it() -> None:
     raised = next_objective(SPEC, measured(tpot=1.2, ttft=0.5), START)
     assert (share(raised), raised.revision) == (LOWEST_SHARE + 0.1, 2)
     lowered = next_objective(SPEC, measured(tpot=0.5, ttft=1.5), raised)
-    assert (share(lowered), lowered.revision) == (pytest.approx(0.15), 3)
+    assert share(lowered) == pytest.approx(0.15)
+    assert lowered.revision == 3
 
 
 @pytest.mark.parametrize(

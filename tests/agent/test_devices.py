@@ -1,5 +1,7 @@
 """Inventories: one contract for all, control groups of both versions, NVML through a stand-in, model footprints."""
 
+# ruff: noqa: N802 - the stand-in has the names that NVML has.
+
 from __future__ import annotations
 
 import json
@@ -10,12 +12,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pynvml
+import pynvml  # type: ignore[import-untyped]
 import pytest
 
 from agent.rig import GIB, cpu, gpu, spec
 from tidelane.agent.cpu import CpuInventory, cpu_quota, memory_limit_bytes
 from tidelane.agent.devices import DeviceInventory, DeviceKind, FirstFound, FixedInventory
+from tidelane.agent.errors import CannotStart
 from tidelane.agent.footprint import ENGINE_OVERHEAD_BYTES, StoredWeights, footprint
 from tidelane.agent.gpu import NvmlInventory
 from tidelane.agent.inventory import find_inventory
@@ -48,7 +51,7 @@ class FakeNvml:
         return self.gpus[index]
 
     def nvmlDeviceGetUUID(self, handle: dict[str, Any]) -> str:
-        return handle["uuid"]
+        return str(handle["uuid"])
 
     def nvmlDeviceGetName(self, handle: dict[str, Any]) -> str:
         return "NVIDIA H200"
@@ -56,11 +59,11 @@ class FakeNvml:
     def nvmlDeviceGetMemoryInfo(self, handle: dict[str, Any]) -> SimpleNamespace:
         return SimpleNamespace(total=141 * GIB)
 
-    def nvmlDeviceGetCudaComputeCapability(self, handle: dict[str, Any]) -> tuple[int, int]:
+    def nvmlDeviceGetCudaComputeCapability(self, handle: dict[str, Any]) -> Any:
         return handle.get("capability", (9, 0))
 
     def nvmlDeviceGetNumGpuCores(self, handle: dict[str, Any]) -> int:
-        return handle.get("cores", 16896)
+        return int(handle.get("cores", 16896))
 
     def nvmlDeviceGetMigMode(self, handle: dict[str, Any]) -> list[int]:
         return [int(handle.get("mig", False))] * 2
@@ -222,6 +225,13 @@ def test_broken_gpus_are_shown_but_not_healthy() -> None:
 def test_a_machine_without_the_driver_has_no_gpu_inventory() -> None:
     assert NvmlInventory.open(FakeNvml(missing=True)) is None
     assert NvmlInventory.open(FakeNvml({"uuid": "GPU-a"})) is not None
+
+
+def test_a_gpu_node_without_its_driver_does_not_become_a_cpu_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NvmlInventory, "open", lambda _: None)
+    with pytest.raises(CannotStart, match="no NVIDIA driver"):
+        find_inventory("gpu")
+    assert [device.kind for device in find_inventory("cpu").devices()] == [DeviceKind.CPU]
 
 
 # ---- footprint -------------------------------------------------------------------------------------------------------

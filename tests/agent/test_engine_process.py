@@ -14,7 +14,10 @@ import pytest
 from agent.rig import end_engines
 from tidelane.agent.engine_process import EngineProcess, ProcessIdentity, clear_up, members
 
-CHILD_THEN_SLEEP = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE); print('up', flush=True); time.sleep(600)"
+CHILD_THEN_SLEEP = """import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+print("up", flush=True)
+time.sleep(600)"""
 
 
 @pytest.fixture
@@ -72,9 +75,8 @@ async def test_an_identity_is_pid_start_and_boot(folder: Path) -> None:
     assert not ProcessIdentity(identity.pid, identity.start_ticks, "another boot").alive()
     # One with the same pid that started later is never signalled.
     EngineProcess(ProcessIdentity(identity.pid, identity.start_ticks + 1, identity.boot_id), folder).kill()
-    assert identity.alive()
-    process.kill()
-    await process.ended()
+    process.terminate()
+    assert await process.ended() == -signal.SIGTERM
     assert not identity.alive()
 
 
@@ -98,7 +100,7 @@ async def test_what_an_engine_left_is_ended_and_nobody_else(folder: Path) -> Non
 
 
 async def test_one_that_stays_is_killed_after_the_grace(folder: Path) -> None:
-    code = CHILD_THEN_SLEEP.replace("'input()'", "'import time; time.sleep(600)'")
+    code = CHILD_THEN_SLEEP.replace("input()", "import time; time.sleep(600)")
     process = start(folder, code)
     await until_log(folder, "up")
     process.kill()
@@ -110,7 +112,8 @@ async def test_one_that_stays_is_killed_after_the_grace(folder: Path) -> None:
 async def test_it_leads_a_session_and_inherits_no_descriptor(folder: Path) -> None:
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
-    code = "import os, time; print(os.getsid(0) == os.getpid(), sorted(os.listdir('/proc/self/fd')), flush=True); time.sleep(600)"
+    code = "import os, time; print(os.getsid(0) == os.getpid(), sorted(os.listdir('/proc/self/fd')), flush=True)"
+    code += "; time.sleep(600)"
     process = start(folder, code)
     await until_log(folder, "]")
     os.close(writing)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc.aio
 import psutil
+import pytest
 
 from agent.rig import EngineFiles, cpu, end_engines, gpu, rig, spec
 from agent.test_supervision import http_answers
@@ -68,6 +69,7 @@ async def agent_process(folder: Path, files: EngineFiles, *flags: str) -> AsyncI
         await process.wait()
 
 
+@pytest.mark.slow
 async def test_an_agent_killed_finds_its_engine_again_which_served_all_the_while(tmp_path: Path) -> None:
     files = EngineFiles(tmp_path)
     try:
@@ -149,6 +151,7 @@ async def test_an_objective_is_sent_again_above_the_one_in_force(tmp_path: Path)
         assert r.files.journal("objective")[-1]["tpot_s"] == 0.03
 
 
+@pytest.mark.slow
 async def test_a_removal_goes_on_after_a_restart(tmp_path: Path) -> None:
     async with rig(tmp_path) as r:
         r.files.switch(drain_takes_s=30)
@@ -162,6 +165,7 @@ async def test_a_removal_goes_on_after_a_restart(tmp_path: Path) -> None:
         assert not (await r.until(lambda _: True)).replicas
 
 
+@pytest.mark.slow
 async def test_a_process_killed_between_start_and_note_is_ended_not_doubled(tmp_path: Path) -> None:
     async with rig(tmp_path) as r:
         await r.apply(spec())
@@ -191,6 +195,7 @@ async def test_a_process_with_the_noted_pid_but_another_start_is_not_taken_for_t
         await r.open()
         after = await r.replica(lambda s: s.phase == ReplicaStatus.READY)
         assert after.engine.pid not in (os.getpid(), before.engine.pid)
+        assert after.restarts == 0
 
 
 async def test_damaged_state_is_moved_aside_and_a_running_engine_keeps_its_claim(tmp_path: Path) -> None:

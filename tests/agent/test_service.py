@@ -7,6 +7,7 @@ import datetime as dt
 import ipaddress
 import math
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -14,8 +15,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc  # type: ignore[import-untyped]
 
 from agent.rig import GIB, cpu, gpu, rig, spec
 from tidelane.agent.devices import FixedInventory
@@ -23,7 +24,7 @@ from tidelane.agent.errors import CannotStart
 from tidelane.agent.node import NodeSettings
 from tidelane.agent.server import SERVICE, Agent, AgentSettings, TlsFiles, is_loopback
 from tidelane.rpc import node_agent_pb2
-from tidelane.rpc.node_agent_pb2 import ReplicaStatus
+from tidelane.rpc.node_agent_pb2 import NodeStatus, ReplicaStatus
 from tidelane.rpc.node_agent_pb2_grpc import NodeAgentStub
 from tidelane.rpc.wire import KvCacheSpec, ReplicaRef, ref_to_wire, spec_to_wire
 
@@ -83,6 +84,20 @@ async def test_room_is_free_again_only_when_the_engine_is_gone(tmp_path: Path) -
         await r.serving(name="two")
 
 
+async def test_while_an_engine_is_replaced_by_one_with_fewer_devices_both_are_held(tmp_path: Path) -> None:
+    async with rig(tmp_path, gpu(0), gpu(1)) as r:
+        r.files.switch(drain_takes_s=0.5)
+        await r.apply(spec("one", devices=2))
+        await r.serving(name="one")
+        await r.apply(spec("one", generation=2, devices=1))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await r.apply(spec("two"))
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        await r.serving(generation=2, name="one")
+        await r.apply(spec("two"))
+        await r.serving(name="two")
+
+
 async def test_applied_again_while_it_drains_it_comes_back(tmp_path: Path) -> None:
     async with rig(tmp_path) as r:
         r.files.switch(drain_takes_s=0.5)
@@ -123,17 +138,17 @@ async def test_removing_what_is_not_there_is_fine(tmp_path: Path) -> None:
         ({"port": 70000}, "spec: port: 70000 must lie between 1 and 65535"),
     ],
 )
-async def test_what_can_never_run_is_rejected_with_the_field(tmp_path: Path, change: dict, told: str) -> None:
+async def test_what_can_never_run_is_rejected_with_the_field(tmp_path: Path, change: dict[str, Any], told: str) -> None:
     message = spec_to_wire(spec())
     _set(message, change)
     async with rig(tmp_path) as r:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await r.stub.ApplyReplica(node_agent_pb2.ApplyReplicaRequest(spec=message))
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert refused.value.details().startswith(told)
+        assert (refused.value.details() or "").startswith(told)
 
 
-def _set(message: object, change: dict) -> None:
+def _set(message: object, change: dict[str, Any]) -> None:
     for field, value in change.items():
         if isinstance(value, dict):
             _set(getattr(message, field), value)
@@ -163,10 +178,16 @@ async def test_state_that_cannot_be_saved_refuses_the_change(tmp_path: Path) -> 
         await r.serving()
 
 
+async def read(call: Any) -> NodeStatus:
+    status = await asyncio.wait_for(call.read(), 10)
+    assert isinstance(status, NodeStatus)
+    return status
+
+
 async def test_the_node_is_told_at_once_then_on_changes_and_by_period(tmp_path: Path) -> None:
     async with rig(tmp_path, gpu(0), gpu(1)) as r:
         quiet = r.stub.WatchNode(node_agent_pb2.WatchNodeRequest(period_s=60))
-        first = await quiet.read()
+        first = await read(quiet)
         assert first.node_name == "node-1"
         assert first.accepts_replicas
         assert [(d.id, d.kind, d.slots) for d in first.devices] == [
@@ -174,28 +195,29 @@ async def test_the_node_is_told_at_once_then_on_changes_and_by_period(tmp_path: 
             ("GPU-1", node_agent_pb2.Device.GPU, 1),
         ]
         await r.apply(spec())
-        changed = await asyncio.wait_for(quiet.read(), 10)
+        changed = await read(quiet)
         assert [replica.id.service for replica in changed.replicas] == ["chat"]
         assert [h.service for h in changed.devices[0].held_by] == ["chat"]
         quiet.cancel()
         periodic = r.stub.WatchNode(node_agent_pb2.WatchNodeRequest(period_s=0.1))
         for _ in range(3):
-            assert await asyncio.wait_for(periodic.read(), 10) is not grpc.aio.EOF
+            assert (await read(periodic)).node_name == "node-1"
         periodic.cancel()
 
 
 async def test_a_reader_that_never_reads_holds_up_nobody_and_skips(tmp_path: Path) -> None:
     async with rig(tmp_path) as r:
         slow = r.stub.WatchNode(node_agent_pb2.WatchNodeRequest(period_s=0.1))
-        await slow.read()
+        await slow.initial_metadata()
         await r.apply(spec())
         await r.serving()
         for generation in range(2, 30):
             await r.apply(spec(generation=generation))
         await r.serving(generation=29)
-        statuses = []
-        while not statuses or statuses[-1].replicas[0].serving_generation != 29:
-            statuses.append(await asyncio.wait_for(slow.read(), 10))
+        async with asyncio.timeout(10):
+            async for status in slow:
+                if status.replicas and status.replicas[0].serving_generation == 29:
+                    break
         slow.cancel()
         await r.until(lambda _: r.agent.node.watchers == 1)  # only the watch of `until` itself
 
@@ -219,9 +241,7 @@ async def test_health_and_reflection_answer(tmp_path: Path) -> None:
             answer = await health.Check(health_pb2.HealthCheckRequest(service=name))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         reflection = reflection_pb2_grpc.ServerReflectionStub(r.channel)
-        call = reflection.ServerReflectionInfo(
-            iter([reflection_pb2.ServerReflectionRequest(list_services="")])  # type: ignore[arg-type]
-        )
+        call = reflection.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
         names = {service.name for service in (await call.read()).list_services_response.service}
         assert SERVICE == "tidelane.rpc.v1alpha1.NodeAgent"
         assert {SERVICE, "grpc.health.v1.Health"} <= names
@@ -279,8 +299,9 @@ async def test_with_tls_only_clients_of_the_ca_are_let_in(tmp_path: Path) -> Non
         async def node_name(credentials: grpc.ChannelCredentials) -> str:
             async with grpc.aio.secure_channel(target, credentials) as channel:
                 call = NodeAgentStub(channel).WatchNode(node_agent_pb2.WatchNodeRequest(), timeout=10)
-                status: node_agent_pb2.NodeStatus = await call.read()
-                return status.node_name
+                async for status in call:
+                    return status.node_name
+                raise AssertionError("the stream ended")
 
         assert await node_name(grpc.ssl_channel_credentials(ca.pem, *ca.issue())) == "node-1"
         for credentials in (

@@ -82,7 +82,7 @@ def test_its_parts_do_too(slo: Slo, objective: Objective, ref: ReplicaRef) -> No
 def test_a_bad_percentile_is_named(percentile: int) -> None:
     message = slo_to_wire(Slo(1, 1))
     message.percentile = percentile
-    with pytest.raises(ValueError, match="^there: percentile must lie between 1 and 99"):
+    with pytest.raises(ValueError, match=r"^there: percentile must lie between 1 and 99"):
         slo_from_wire(message, "there")
 
 

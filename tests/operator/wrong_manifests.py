@@ -27,6 +27,8 @@ class Wrong:
     value: Any
     refused_field: str
     rule: str
+    # Every field that the refusal names.
+    fields: tuple[str, ...]
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -49,8 +51,9 @@ def edited(field: str, value: Any) -> dict[str, Any]:
     return manifest
 
 
-def _wrong(field: str, value: Any, rule: str, at: str | None = None) -> Wrong:
-    return Wrong(field, value, field if at is None else at, rule)
+def _wrong(field: str, value: Any, rule: str, at: str | None = None, also: str | None = None) -> Wrong:
+    refused = field if at is None else at
+    return Wrong(field, value, refused, rule, (refused, also) if also else (refused,))
 
 
 _DURATION = "must be a duration longer than 0 and at most 1h"
@@ -89,7 +92,7 @@ WRONG: Final = (
     _wrong("spec.kvCache.prefetch", "yes", "must be of type boolean"),
     _wrong("spec.replicas", None, "set exactly one of replicas", "spec"),
     _wrong("spec.scaling", {"min": 1, "max": 2}, "set exactly one of replicas", "spec"),
-    _wrong("spec.scaling", {"min": 3, "max": 2}, "min must not exceed max", "spec.scaling.min"),
+    _wrong("spec.scaling", {"min": 3, "max": 2}, "min must not exceed max", "spec.scaling.min", "spec"),
     _wrong("spec.replicas", -1, "should be greater than or equal to 0"),
     _wrong("spec.replicas", 65, "should be less than or equal to 64"),
     _wrong("spec.resources.gpus", 0, "should be greater than or equal to 1"),

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from tidelane.agent import lifecycle
 from tidelane.agent.backoff import Failures, RestartPolicy
@@ -18,13 +17,14 @@ from tidelane.agent.control import EngineControl, ObjectiveRefused, Unreachable
 from tidelane.agent.devices import Device
 from tidelane.agent.engine_process import EngineProcess, clear_up
 from tidelane.agent.errors import TryLater
-from tidelane.agent.feedback import Measured, next_objective, ttft_ratio
-from tidelane.agent.lifecycle import EngineView, Limits, Situation, Wanted
+from tidelane.agent.feedback import Measured, next_objective
+from tidelane.agent.lifecycle import Limits, Situation, Wanted
 from tidelane.agent.ports import choose_port
+from tidelane.agent.running import RunningEngine
 from tidelane.agent.state import Damaged, Launched, ReplicaFolder
 from tidelane.rpc.node_agent_pb2 import ReplicaStatus
 from tidelane.rpc.serving_pb2 import EngineStatus
-from tidelane.rpc.wire import ReplicaRef, ref_to_wire
+from tidelane.rpc.wire import Objective, ReplicaRef, ref_to_wire
 
 log = logging.getLogger(__name__)
 
@@ -47,29 +47,6 @@ class Surroundings:
     changed: Callable[[], None]
 
 
-@dataclass(slots=True)
-class _Engine:
-    """A living engine and what was heard of it. `sent_revision` None: found running, nothing sent yet."""
-
-    process: EngineProcess
-    control: EngineControl
-    launched: Launched
-    sent_revision: int | None
-    ended: asyncio.Task[int | None]
-    listener: asyncio.Task[None]
-    status: EngineStatus | None = None
-    quiet_s: float = 0.0
-    objective_refused: bool = False
-    drain_by_s: float | None = None
-    kill_reason: str | None = None
-    serving_generation: int = 0
-    ready_at_s: float | None = None
-
-    @property
-    def ready(self) -> bool:
-        return self.status is not None and self.status.state == EngineStatus.READY
-
-
 class Replica:
     """`run` drives it until no engine is left and none is wanted; `want` may change the goal at any time."""
 
@@ -79,7 +56,7 @@ class Replica:
         self.restarts = 0
         self.port: int | None = None
         self._around = surroundings
-        self._engine: _Engine | None = None
+        self._engine: RunningEngine | None = None
         self._failures = Failures()
         self._failed_generation: int | None = None
         self._message = ""
@@ -111,41 +88,33 @@ class Replica:
         try:
             if self._engine is None:
                 await self._find_engine()
-            while True:
-                now_s = self._around.clock()
-                action = lifecycle.next_action(self._situation(), now_s, self._around.limits)
-                match action:
-                    case lifecycle.End():
-                        return
-                    case lifecycle.Launch():
-                        self._launch()
-                    case lifecycle.Drain():
-                        await self._drain(action)
-                    case lifecycle.Kill():
-                        self._kill(action)
-                    case lifecycle.SendObjective():
-                        await self._send_objective()
-                    case lifecycle.Wait():
-                        await self._wait(action.until_s)
+            while (action := self._next_action()) != lifecycle.End():
+                await self._act(action)
         finally:
             if engine := self._engine:
                 engine.process.let_go()
-                await self._close(engine)
+                await engine.close()
+
+    def _next_action(self) -> lifecycle.Action:
+        return lifecycle.next_action(self._situation(), self._around.clock(), self._around.limits)
+
+    async def _act(self, action: lifecycle.Action) -> None:
+        match action, self._engine:
+            case lifecycle.Launch(), None:
+                self._launch()
+            case lifecycle.Drain(), RunningEngine() as engine:
+                await self._drain(engine, action)
+            case lifecycle.Kill(), RunningEngine() as engine:
+                self._kill(engine, action)
+            case lifecycle.SendObjective(), RunningEngine() as engine:
+                await self._send_objective(engine)
+            case lifecycle.Wait(until_s), _:
+                await self._wait(until_s)
+            case _:
+                raise AssertionError(f"{action} does not fit the situation")
 
     def _situation(self) -> Situation:
-        view = None
-        if engine := self._engine:
-            view = EngineView(
-                spec=engine.launched.spec,
-                claim=engine.launched.claim,
-                heard=engine.status is not None,
-                ready=engine.ready,
-                quiet_s=engine.quiet_s,
-                objective_in_force=engine.sent_revision == self._objective.revision,
-                objective_refused=engine.objective_refused,
-                drain_by_s=engine.drain_by_s,
-                killed=engine.kill_reason is not None,
-            )
+        view = self._engine.view(self._objective) if self._engine else None
         return Situation(self.wanted, view, self._failures, self._failed_generation)
 
     # ---- starting ----------------------------------------------------------------------------------------------------
@@ -161,7 +130,7 @@ class Replica:
             self.port = launched.port
             if launched.process and launched.process.alive():
                 log.info("found engine running replica=%s pid=%d", self.ref, launched.process.pid)
-                self._attend(EngineProcess(launched.process, self.folder.path), launched, sent_revision=None)
+                self._attend(EngineProcess(launched.process, self.folder.path), launched, in_force=None)
                 return
         await clear_up(self.folder.path, grace_s=self._around.limits.front_grace_s if launched else 0.0)
 
@@ -197,14 +166,13 @@ class Replica:
         launched = replace(launched, process=process.identity)
         self._remember(launched)
         log.info("engine started replica=%s pid=%d port=%d", self.ref, process.identity.pid, self.port)
-        self._attend(process, launched, self._objective.revision)
+        self._attend(process, launched, in_force=self._objective)
 
-    def _attend(self, process: EngineProcess, launched: Launched, sent_revision: int | None) -> None:
-        ended = asyncio.create_task(process.ended())
-        ended.add_done_callback(lambda _: self._wake.set())
+    def _attend(self, process: EngineProcess, launched: Launched, in_force: Objective | None) -> None:
         control = EngineControl(self.folder.control_socket)
-        listener = asyncio.create_task(self._listen(control))
-        self._engine = _Engine(process, control, launched, sent_revision, ended, listener)
+        self._engine = RunningEngine.attend(
+            process, launched, in_force, control, _TICK_S, heard=self._heard, ended=self._wake.set
+        )
         self._around.changed()
 
     def _remember(self, launched: Launched) -> None:
@@ -216,16 +184,11 @@ class Replica:
 
     # ---- while it runs -----------------------------------------------------------------------------------------------
 
-    async def _listen(self, control: EngineControl) -> None:
-        async for status in control.statuses(_TICK_S):
-            if self._engine and self._engine.control is control:
-                self._heard(self._engine, status)
-
-    def _heard(self, engine: _Engine, status: EngineStatus) -> None:
+    def _heard(self, engine: RunningEngine, status: EngineStatus) -> None:
         first = engine.status is None
         engine.status = status
         engine.quiet_s = 0.0
-        if first and engine.sent_revision is None:
+        if first and engine.in_force is None:
             # What the earlier agent had sent is not known for sure: send ours, above whatever is in force.
             revision = max(self._objective.revision, status.objective_revision + 1)
             self._objective = replace(self._objective, revision=revision)
@@ -237,60 +200,52 @@ class Replica:
         self._wake.set()
         self._around.changed()
 
-    def _settle(self, engine: _Engine) -> None:
+    def _settle(self, engine: RunningEngine) -> None:
         """Notes the generation that the engine serves, once all of it is in force."""
-        status, spec = engine.status, self.wanted.spec
-        view = self._situation().engine
-        if (
-            not engine.ready
-            or status is None
-            or view is None
-            or engine.serving_generation == spec.generation
-            or not view.objective_in_force
-            or status.objective_revision < self._objective.revision
-            or lifecycle.must_replace(view, self.wanted)
-        ):
+        view, wanted = engine.view(self._objective), self.wanted
+        if engine.serving_generation == wanted.spec.generation or not (view.ready and view.objective_in_force):
             return
-        engine.serving_generation = spec.generation
-        engine.launched = replace(engine.launched, spec=spec, ready_since_unix_s=self._around.wall_clock())
+        if engine.status is None or engine.status.objective_revision < self._objective.revision:
+            return
+        if lifecycle.must_replace(view, wanted):
+            return
+        engine.serving_generation = wanted.spec.generation
+        engine.launched = replace(engine.launched, spec=wanted.spec, ready_since_unix_s=self._around.wall_clock())
         self._message = ""
         self._remember(engine.launched)
-        log.info("engine serves replica=%s generation=%d", self.ref, spec.generation)
+        log.info("engine serves replica=%s generation=%d", self.ref, wanted.spec.generation)
         self._around.changed()
 
-    async def _send_objective(self) -> None:
-        engine, objective = self._engine, self._objective
-        assert engine is not None
+    async def _send_objective(self, engine: RunningEngine) -> None:
+        objective = self._objective
         try:
             await engine.control.set_objective(objective)
         except ObjectiveRefused as error:
-            log.info("engine cannot take the objective while it runs replica=%s why=%s", self.ref, error)
-            engine.objective_refused = True
+            self._refused(engine, str(error))
         except Unreachable as error:
             log.warning("engine took no objective replica=%s why=%s", self.ref, error)
             await self._wait(None)
         else:
             log.info("objective sent replica=%s revision=%d", self.ref, objective.revision)
-            engine.sent_revision = objective.revision
+            engine.in_force = objective
             self._settle(engine)
+
+    def _refused(self, engine: RunningEngine, why: str) -> None:
+        log.warning("engine cannot take the objective while it runs replica=%s why=%s", self.ref, why)
+        if engine.launched.spec.objective != self.wanted.spec.objective:
+            engine.objective_refused = True
+            return
+        # Only our own steering is refused: not worth a restart. What is in force stays.
+        engine.steerable = False
+        echoed = engine.status.objective_revision if engine.status else 0
+        self._objective = engine.in_force or replace(self._objective, revision=echoed)
+        engine.in_force = self._objective
 
     def _steer(self, measured: Measured | None) -> None:
         objective = next_objective(self.wanted.spec.objective, measured, self._objective)
         if objective is not self._objective:
             self._objective = objective
             self._moved_at_s = self._around.clock()
-
-    def _measured(self, engine: _Engine) -> Measured | None:
-        if engine.status is None or not engine.ready or not engine.status.HasField("latency"):
-            return None
-        latency, slo = engine.status.latency, self.wanted.spec.objective.slo
-        return Measured(
-            requests=latency.requests,
-            tpot_ratio=latency.tpot_at_percentile_s / slo.tpot_s,
-            ttft_ratio=ttft_ratio(latency.ttft_target_ratio_at_percentile, latency.ttft_at_percentile_s, slo),
-            window_s=latency.window_s,
-            since_move_s=self._around.clock() - self._moved_at_s,
-        )
 
     async def _wait(self, until_s: float | None) -> None:
         """Until something happens, `until_s`, or the next tick of the slow loop."""
@@ -313,14 +268,12 @@ class Replica:
             # Bounded: when this process was itself stopped for a minute, its engine was not silent for that minute.
             engine.quiet_s += min(self._around.clock() - began_s, 2 * _TICK_S)
         self.folder.bound_log()
-        if engine.drain_by_s is None:
-            self._steer(self._measured(engine))
+        since_move_s = self._around.clock() - self._moved_at_s
+        self._steer(engine.measured(self.wanted.spec.objective.slo, since_move_s))
 
     # ---- ending ------------------------------------------------------------------------------------------------------
 
-    async def _drain(self, action: lifecycle.Drain) -> None:
-        engine = self._engine
-        assert engine is not None
+    async def _drain(self, engine: RunningEngine, action: lifecycle.Drain) -> None:
         log.info("draining engine replica=%s why=%s", self.ref, action.reason)
         engine.drain_by_s = action.by_s
         self._around.changed()
@@ -330,17 +283,14 @@ class Replica:
             # Not listening yet, so it has no requests to finish.
             engine.process.terminate()
 
-    def _kill(self, action: lifecycle.Kill) -> None:
-        engine = self._engine
-        assert engine is not None
+    def _kill(self, engine: RunningEngine, action: lifecycle.Kill) -> None:
         log.warning("killing engine replica=%s why=%s", self.ref, action.reason)
         engine.kill_reason = action.reason
         engine.process.kill()
         self._around.changed()
 
-    async def _after_end(self, engine: _Engine, code: int | None) -> None:
+    async def _after_end(self, engine: RunningEngine, code: int | None) -> None:
         self._engine = None
-        await self._close(engine)
         if engine.drain_by_s is not None:
             log.info("engine ended replica=%s code=%s", self.ref, code)
             self._failures = Failures()
@@ -351,6 +301,7 @@ class Replica:
                 self._failed_generation = engine.launched.spec.generation
             self._failed(engine.kill_reason or _told(code, self.folder.last_words()), ready_for_s)
         self._around.changed()
+        await engine.close()
         await clear_up(self.folder.path, self._around.limits.front_grace_s)
         self._remember(replace(engine.launched, process=None, ready_since_unix_s=None))
 
@@ -362,13 +313,6 @@ class Replica:
         delay_s = self._failures.restart_at_s - now_s
         log.warning("engine failed replica=%s restart_in_s=%.1f why=%s", self.ref, delay_s, message)
         self._around.changed()
-
-    async def _close(self, engine: _Engine) -> None:
-        tasks: tuple[asyncio.Task[Any], ...] = (engine.listener, engine.ended)
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        await engine.control.close()
 
     # ---- telling -----------------------------------------------------------------------------------------------------
 

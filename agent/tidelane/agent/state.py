@@ -118,7 +118,11 @@ class ReplicaFolder:
         kept = self.path / "engine.log.1"
         with self.log_file.open("rb+") as file:
             file.seek(-_LOG_KEPT_BYTES, os.SEEK_END)
-            kept.write_bytes(file.read())
+            try:
+                kept.write_bytes(file.read())
+            except OSError:
+                # A full disk is the more reason to cut.
+                kept.unlink(missing_ok=True)
             # The engine's descriptor appends, so its next line goes to the new end.
             file.truncate(0)
 

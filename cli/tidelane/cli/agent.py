@@ -35,6 +35,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add("--model-store", type=Path, default=_data_home() / "models", metavar="DIR", help="models (%(default)s)")
     add(
+        "--devices",
+        default="auto",
+        choices=("auto", "cpu", "gpu"),
+        help="auto takes the GPUs, or the CPU if there are none",
+    )
+    add(
         "--cpu-slots",
         type=int,
         default=1,
@@ -69,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
         level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     try:
-        asyncio.run(run_agent(_settings(args), find_inventory(args.cpu_slots)))
-    except (CannotStart, ValueError) as error:
+        asyncio.run(run_agent(_settings(args), find_inventory(args.devices, args.cpu_slots)))
+    except CannotStart as error:
         print(f"tidelane agent: {error}", file=sys.stderr)
         return 1
     return 0

@@ -13,7 +13,9 @@ from google.protobuf import json_format
 from tidelane.rpc import serving_pb2
 from tidelane.rpc.wire import objective_from_wire
 
-DEFAULT_OBJECTIVE = '{"slo": {"ttftS": 2.0, "ttftPer1kInputTokensS": 2.0, "tpotS": 0.2, "percentile": 90}, "mode": "LANES"}'
+DEFAULT_OBJECTIVE = (
+    '{"slo": {"ttftS": 2.0, "ttftPer1kInputTokensS": 2.0, "tpotS": 0.2, "percentile": 90}, "mode": "LANES"}'
+)
 
 _DESCRIPTION = """Serves one model by OpenAI's API. An agent starts it so; by hand it is for trying a model out."""
 
@@ -21,7 +23,12 @@ _DESCRIPTION = """Serves one model by OpenAI's API. An agent starts it so; by ha
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("serve", help="run one engine", description=_DESCRIPTION)
     add = parser.add_argument
-    add("--model", required=True, metavar="SOURCE", help="builtin://NAME, hf://ORG/NAME[@REV], file:///PATH, pvc://CLAIM/PATH")
+    add(
+        "--model",
+        required=True,
+        metavar="SOURCE",
+        help="builtin://NAME, hf://ORG/NAME[@REV], file:///PATH, pvc://CLAIM/PATH",
+    )
     add("--model-store", type=Path, metavar="DIR", help="where fetched and converted models are kept")
     add("--served-name", metavar="NAME", help='what clients put in "model" (the source without its scheme)')
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
@@ -29,7 +36,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
     add("--max-context-tokens", type=int, default=0, metavar="N", help="0: the model's own limit")
     add("--kv-pool-memory", type=int, default=0, metavar="BYTES", help="0: chosen from the free memory")
-    add("--objective", default=DEFAULT_OBJECTIVE, metavar="JSON", help="targets and mode, as JSON of the Objective message")
+    add(
+        "--objective",
+        default=DEFAULT_OBJECTIVE,
+        metavar="JSON",
+        help="targets and mode, as JSON of the Objective message",
+    )
     add("--control-socket", type=Path, metavar="PATH", help="Unix socket for the agent")
     add("--cores", type=_cores, default=(), metavar="0,1", help="CPU cores to use (all)")
     add("--queue-limit", type=int, default=256, metavar="N", help="requests that may wait; more get 429 (%(default)s)")

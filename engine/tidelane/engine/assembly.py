@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import psutil
 import torch
@@ -66,7 +66,7 @@ def assemble(
     model = SlicedModel(loaded.module)
     pool = _allocate_pool(config, loaded)
     lanes = CpuLanes(cores, partition_table(len(cores)))
-    _warm_up(model, pool, lanes)
+    warm_up(model, pool, lanes)
 
     window = LatencyWindow(time.monotonic)
     lane_policy = LanesScheduler()
@@ -120,9 +120,14 @@ def _allocate_pool(config: ServeConfig, loaded: LoadedModel) -> DevicePool:
     return DevicePool.allocate(layout, layout.blocks_in(size), loaded.facts.dtype, torch.device("cpu"))
 
 
-def _warm_up(model: SlicedModel, pool: DevicePool, lanes: CpuLanes) -> None:
+def warm_up(model: SlicedModel, pool: DevicePool, lanes: CpuLanes) -> None:
     """First calls are slow, on every lane; and the check that slicing changes nothing belongs before serving."""
     block_tokens = pool.layout.block_tokens
     with torch.inference_mode():
         model.check(RaggedBatch.build([Rows(range(block_tokens), 0, [0])], pool))
-    lanes.warm(lambda: model.run_whole(RaggedBatch.build([Rows([0], 0, [0])], pool)))
+    one_token = RaggedBatch.build([Rows([0], 0, [0])], pool)
+
+    def step() -> None:
+        model.run_whole(one_token)
+
+    lanes.warm(step)

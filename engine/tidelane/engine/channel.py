@@ -16,7 +16,6 @@ import zmq
 from tidelane.engine.request import FinishReason, NewToken, Request, TokenLogprob
 from tidelane.engine.slo import Slo, Timeline
 
-
 # ---- front -> loop -------------------------------------------------------------------------------------------------
 
 

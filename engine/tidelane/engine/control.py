@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+from typing_extensions import override
 
 from tidelane.rpc import serving_pb2, serving_pb2_grpc
 from tidelane.rpc.wire import ExecutionMode, Objective, objective_from_wire
@@ -43,8 +44,8 @@ class ControlRoom:
         with self._changed:
             if status.state != self._status.state or status.objective_revision != self._status.objective_revision:
                 self._version += 1
+                self._changed.notify_all()
             self._status = status
-            self._changed.notify_all()
 
     def set_objective(self, objective: Objective) -> None:
         self._objective = objective
@@ -66,7 +67,8 @@ class ControlRoom:
         seen = -1
         while active() and not self._closed:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._version != seen, timeout=period_s)
+                if self._version == seen:
+                    self._changed.wait(timeout=period_s)
                 seen, status = self._version, self._status
             yield status
 
@@ -75,13 +77,15 @@ class EngineService(serving_pb2_grpc.EngineServicer):
     def __init__(self, room: ControlRoom) -> None:
         self._room = room
 
-    def WatchStatus(  # noqa: N802 - gRPC's name
+    @override
+    def WatchStatus(
         self, request: serving_pb2.WatchStatusRequest, context: grpc.ServicerContext
     ) -> Iterator[serving_pb2.EngineStatus]:
         period_s = request.period_s if request.period_s > 0 else 1.0
         return self._room.statuses(min(period_s, 60.0), context.is_active)
 
-    def SetObjective(  # noqa: N802
+    @override
+    def SetObjective(
         self, request: serving_pb2.Objective, context: grpc.ServicerContext
     ) -> serving_pb2.SetObjectiveResponse:
         try:
@@ -93,7 +97,8 @@ class EngineService(serving_pb2_grpc.EngineServicer):
         self._room.set_objective(objective)
         return serving_pb2.SetObjectiveResponse()
 
-    def Drain(self, request: serving_pb2.DrainRequest, context: grpc.ServicerContext) -> serving_pb2.DrainResponse:  # noqa: N802
+    @override
+    def Drain(self, request: serving_pb2.DrainRequest, context: grpc.ServicerContext) -> serving_pb2.DrainResponse:
         self._room.drain(request.deadline_s)
         return serving_pb2.DrainResponse()
 

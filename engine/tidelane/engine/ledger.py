@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from tidelane.engine.channel import Accepted, Refused, RefusalReason, ToFront, Tokens
+from tidelane.engine.channel import Accepted, RefusalReason, Refused, ToFront, Tokens
 from tidelane.engine.execution.executor import Completion, Sampled
 from tidelane.engine.kv.blocks import BlockPool
 from tidelane.engine.lanes.partition import PartitionTable

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import FrameType
 
 from tidelane.engine.channel import Endpoint, ToFront, ToLoop, loop_end
-from tidelane.engine.control import SUPPORTED_MODES, ControlRoom, start_control_server, unsupported
 from tidelane.engine.config import ServeConfig
+from tidelane.engine.control import SUPPORTED_MODES, ControlRoom, start_control_server, unsupported
 from tidelane.engine.errors import CannotServe, FrontLost
 from tidelane.engine.http.front import EX_CONFIG, FrontConfig
 from tidelane.engine.ledger import Ledger

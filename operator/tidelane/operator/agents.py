@@ -85,20 +85,23 @@ class AgentPool:
         self._changed = changed
         self._heard: dict[str, _Heard] = {}
         self._followers: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         self._started_s = clock()
 
     def follow(self, targets: Iterable[str]) -> None:
         """Exactly these from now on."""
         wanted = set(targets)
         for target in self._followers.keys() - wanted:
-            self._followers.pop(target).cancel()
+            follower = self._followers.pop(target)
+            follower.cancel()
+            self._ending.add(follower)
+            follower.add_done_callback(self._ending.discard)
         for target in wanted - self._followers.keys():
             self._followers[target] = asyncio.create_task(self._follow(target), name=f"follow {target}")
 
     async def close(self) -> None:
-        followers = list(self._followers.values())
         self.follow(())
-        await asyncio.gather(*followers, return_exceptions=True)
+        await asyncio.gather(*self._ending, return_exceptions=True)
 
     @property
     def dead_followers(self) -> Sequence[str]:

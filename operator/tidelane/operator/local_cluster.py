@@ -49,7 +49,9 @@ class LocalCluster(Cluster):
             return
         metadata = copy.deepcopy(old["metadata"])
         for field in ("labels", "annotations"):
-            metadata[field] = dict(manifest["metadata"].get(field) or {})
+            metadata.pop(field, None)
+            if given := manifest["metadata"].get(field):
+                metadata[field] = dict(given)
         if manifest["spec"] != old["spec"]:
             metadata["generation"] += 1
         self._replace(key, {**old, "metadata": metadata, "spec": copy.deepcopy(manifest["spec"])})

@@ -158,9 +158,9 @@ def _delete(service: Service, observed: Observed, now: datetime, timing: Timing)
 
 
 def _settling_s(service: Service, observed: Observed, timing: Timing) -> float | None:
-    """How long to hold still after a start, while agents that own replicas have not been heard yet."""
+    """How long to hold still after a start, while agents that matter have not been heard yet; None: not at all."""
     left_s = timing.unreachable_s - observed.watching_for_s
-    unheard = any(node not in observed.nodes for node in service.placements.values())
+    unheard = not observed.nodes or any(node not in observed.nodes for node in service.placements.values())
     return left_s if left_s > 0 and unheard else None
 
 

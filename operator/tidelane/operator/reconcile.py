@@ -103,7 +103,7 @@ class Reconciler:
         return {ref for ref, claims in self._claims.items() if node_name in claims.owners.values()}
 
     def waiting(self) -> set[ObjectRef]:
-        """Services that could not be placed for want of room."""
+        """Services that are not placed, or not wholly."""
         return set(self._waiting)
 
     async def reconcile(self, ref: ObjectRef) -> float | None:
@@ -169,7 +169,7 @@ class Reconciler:
             if isinstance(action, WriteStatus):
                 placements = {each["replica"]: each["node"] for each in action.status.get("placements", ())}
                 conditions = action.status.get("conditions", ())
-        if any(each["type"] == "Scheduled" and each["status"] != "True" for each in conditions):
+        if not any(each["type"] == "Scheduled" and each["status"] == "True" for each in conditions):
             self._waiting.add(ref)
         self._claim(service, placements)
 

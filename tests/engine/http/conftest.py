@@ -60,9 +60,8 @@ def loop(front: FrontProcess) -> FakeLoop:
 
 
 @pytest.fixture
-def http(front: FrontProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=front.url, timeout=20) as client:
-        yield client
+def http(front: FrontProcess) -> httpx.Client:
+    return front.http
 
 
 @pytest.fixture

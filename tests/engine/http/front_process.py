@@ -31,13 +31,15 @@ class FrontProcess:
         self.process = subprocess.Popen(config.argv(), pass_fds=[read_end], stderr=self._log)
         os.close(read_end)
         self.url = f"http://127.0.0.1:{self.port}"
+        # One for all tests: making a client loads certificates, which takes longer than most of them.
+        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
 
     def wait_until_ready(self) -> None:
         deadline_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline_s:
             assert self.process.poll() is None, "the front died while starting"
             try:
-                if httpx.get(f"{self.url}/ready").status_code == 200:
+                if self.http.get("/ready").status_code == 200:
                     return
             except httpx.TransportError:
                 pass
@@ -56,6 +58,7 @@ class FrontProcess:
         try:
             self.process.wait(PATIENCE_S)
         finally:
+            self.http.close()
             if self.process.poll() is None:
                 self.process.kill()
             self._log.close()

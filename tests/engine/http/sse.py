@@ -33,9 +33,5 @@ def chat_text(chunks: Iterable[Any]) -> str:
 
 def text(chunks: Iterable[Any], index: int = 0) -> str:
     return "".join(
-        choice["text"]
-        for chunk in chunks
-        if chunk != DONE
-        for choice in chunk["choices"]
-        if choice["index"] == index
+        choice["text"] for chunk in chunks if chunk != DONE for choice in chunk["choices"] if choice["index"] == index
     )

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.http.test_stop_strings import cut
-from engine.http.tiny_model import make_tokenizer
+from engine.http.tiny_model import id_of, make_tokenizer
 from tidelane.engine.channel import Tokens
 from tidelane.engine.http.choice import Choice, Delta, Echo
 from tidelane.engine.http.pieces import Pieces
@@ -14,7 +14,7 @@ from tidelane.engine.request import FinishReason, NewToken, Request, Sampling, T
 
 TOKENIZER = make_tokenizer()
 PIECES = Pieces(TOKENIZER, json.loads(TOKENIZER.to_str())["decoder"])
-END = TOKENIZER.token_to_id("<|im_end|>")
+END = id_of(TOKENIZER, "<|im_end|>")
 
 
 def ids_of(text: str) -> list[int]:
@@ -23,10 +23,10 @@ def ids_of(text: str) -> list[int]:
 
 def bytes_of(text: str) -> list[int]:
     """One token for each byte: the finest split there is."""
-    return [token for byte in text.encode() for token in [TOKENIZER.token_to_id(_LETTERS[byte])]]
+    return [_BYTES[byte] for byte in text.encode()]
 
 
-_LETTERS = {PIECES.label(i)[0]: TOKENIZER.id_to_token(i) for i in range(3, 259) if len(PIECES.label(i)) == 1}
+_BYTES = {PIECES.label(token)[0]: token for token in range(3, 259)}
 
 
 def choice_of(*stops: str, prompt: str = "p", echo: Echo | None = None) -> Choice:

@@ -20,7 +20,9 @@ def cut(text: str, stops: tuple[str, ...]) -> str:
 
 
 @given(text=st.text("abc", max_size=30), stops=_stops, data=st.data())
-def test_any_split_gives_the_text_cut_at_the_first_match(text: str, stops: tuple[str, ...], data: st.DataObject) -> None:
+def test_any_split_gives_the_text_cut_at_the_first_match(
+    text: str, stops: tuple[str, ...], data: st.DataObject
+) -> None:
     expected = cut(text, stops)
     matcher = StopStrings(stops)
     shown, rest = "", text
@@ -41,7 +43,9 @@ def test_holds_back_no_more_than_what_may_become_a_stop_string(text: str, stops:
     shown = "".join(map(matcher.feed, text))
     if matcher.hit is None:
         held = text[len(shown) :]
-        longest = max((text[i:] for i in range(len(text)) if any(s.startswith(text[i:]) for s in stops)), key=len, default="")
+        longest = max(
+            (text[i:] for i in range(len(text)) if any(s.startswith(text[i:]) for s in stops)), key=len, default=""
+        )
         assert held == longest
 
 

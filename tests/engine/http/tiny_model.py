@@ -38,9 +38,15 @@ def make_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+def id_of(tokenizer: Tokenizer, token: str) -> int:
+    token_id = tokenizer.token_to_id(token)
+    assert token_id is not None, token
+    return token_id
+
+
 def write_model_folder(folder: Path) -> None:
     make_tokenizer().save(str(folder / "tokenizer.json"))
-    config = {"eos_token": "<|im_end|>", "bos_token": {"content": "<|endoftext|>"}, "chat_template": TEMPLATE}
+    config = {"eos_token": "<|im_end|>", "bos_token": "<|endoftext|>", "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
@@ -52,5 +58,5 @@ def facts_of(folder: Path, served_name: str, max_context_tokens: int = 512, kv_p
         max_context_tokens=max_context_tokens,
         kv_pool_tokens=kv_pool_tokens,
         vocab_size=tokenizer.get_vocab_size(),
-        stop_token_ids=(tokenizer.token_to_id("<|im_end|>"),),
+        stop_token_ids=(id_of(tokenizer, "<|im_end|>"),),
     )

@@ -68,7 +68,9 @@ class CpuExecutor:
     def close(self) -> None:
         self._lanes.close()
 
-    def _submit(self, decode: DecodeBatch | None, prefill: PrefillSlice | None, units: int, *, decode_lane: bool) -> None:
+    def _submit(
+        self, decode: DecodeBatch | None, prefill: PrefillSlice | None, units: int, *, decode_lane: bool
+    ) -> None:
         def work() -> None:
             started_s = self._clock()
             sampled: tuple[Sampled, ...] = ()

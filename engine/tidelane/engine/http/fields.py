@@ -149,13 +149,13 @@ def _bad_field(detail: ErrorDetails) -> BadRequest:
         case "missing":
             return BadRequest(f"`{name}` is missing.", param=name, code="missing_required_parameter")
         case "greater_than_equal":
-            rule = f"must be at least {context['ge']}"
+            rule = f"must be at least {context['ge']:g}"
         case "greater_than":
-            rule = f"must be above {context['gt']}"
+            rule = f"must be above {context['gt']:g}"
         case "less_than_equal":
-            rule = f"must be at most {context['le']}"
+            rule = f"must be at most {context['le']:g}"
         case "less_than":
-            rule = f"must be below {context['lt']}"
+            rule = f"must be below {context['lt']:g}"
         case _:
             rule = detail["msg"].replace("Input should be", "must be")
     return BadRequest(f"`{name}` {rule}; got {_shown(detail['input'])}.", param=name, code="invalid_value")

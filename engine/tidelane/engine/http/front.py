@@ -80,7 +80,7 @@ def run_front(config: FrontConfig) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        listener = _listen(config)
+        listener = listen(config)
     except OSError as error:
         _log.error("cannot listen", extra={"host": config.host, "port": config.port, "error": str(error)})
         print(f"cannot listen on {config.host}:{config.port}: {error}", file=sys.stderr)
@@ -88,12 +88,15 @@ def run_front(config: FrontConfig) -> int:
     return asyncio.run(_Front(config, listener).run())
 
 
-def _listen(config: FrontConfig) -> socket.socket:
+def listen(config: FrontConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.create_server((config.host, config.port), family=family, backlog=2048)
     # Accepted sockets inherit these. A peer that acknowledges nothing, or keeps its window shut, or vanished while its
     # request waits, would hold a connection for ever.
     stall_s = int(config.limits.stall_s)
+    # asyncio would set it, but only on sockets that name their protocol. Without it the second write of an answer waits
+    # for the acknowledgement of the first, which the peer delays by 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, stall_s)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_s * 1000)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from tidelane.engine.kv.layout import KVLayout
@@ -26,7 +28,13 @@ class DevicePool:
         slots = blocks * layout.block_tokens
 
         def tensors(dim: int) -> tuple[torch.Tensor, ...]:
-            shape = (slots, layout.heads, dim)
-            return tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(layout.layers))
+            return tuple(_zeros((slots, layout.heads, dim), dtype, device) for _ in range(layout.layers))
 
         return DevicePool(layout, tensors(layout.key_dim), tensors(layout.value_dim))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy leaves zeroed pages to the kernel until they are touched; torch.zeros writes all of them, for seconds.
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)

@@ -35,7 +35,7 @@ def paged_attention(
     query: torch.Tensor,  # [1, heads, rows, dim]
     key: torch.Tensor,  # [1, kv_heads, rows, dim]
     value: torch.Tensor,  # [1, kv_heads, rows, value_dim]
-    attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | None,  # noqa: ARG001 - transformers passes it; the ragged batch says it all
     scaling: float | None = None,
     sliding_window: int | None = None,
     ragged: RaggedBatch | None = None,

@@ -65,10 +65,15 @@ class SlicedModel:
         """
         whole = self.run(self.embed(batch), batch, 0, self.layers)
         own = self._model(
-            input_ids=batch.tokens.unsqueeze(0), position_ids=batch.positions.unsqueeze(0), use_cache=False, ragged=batch
+            input_ids=batch.tokens.unsqueeze(0),
+            position_ids=batch.positions.unsqueeze(0),
+            use_cache=False,
+            ragged=batch,
         )
         if not torch.equal(own.logits[0].float(), self.logits(whole[0])):
-            raise BadModel(f"{type(self._model).__name__} changes its logits after the head, which is not supported yet")
+            raise BadModel(
+                f"{type(self._model).__name__} changes its logits after the head, which is not supported yet"
+            )
         if self._depth > 1:
             half = self._depth // 2
             part = self.run(self.embed(batch), batch, 0, half)

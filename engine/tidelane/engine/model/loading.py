@@ -46,9 +46,10 @@ def load(folder: Path, dtype_name: str, max_context_tokens: int | None, device: 
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     register()
     dtype = _dtype(dtype_name, device)
+    module: Any
     try:
         module = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype or "auto", attn_implementation=NAME, local_files_only=True

@@ -63,10 +63,7 @@ def uniform(seed: int, position: int) -> float:
 
 def _changes_logits(request: Sampling) -> bool:
     return bool(
-        request.logit_bias
-        or request.repetition_penalty != 1.0
-        or request.presence_penalty
-        or request.frequency_penalty
+        request.logit_bias or request.repetition_penalty != 1.0 or request.presence_penalty or request.frequency_penalty
     )
 
 

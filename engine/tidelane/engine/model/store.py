@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlparse
@@ -145,9 +146,6 @@ def _convert(gguf: Path, folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
     )
-    # GGUF weights of 4 or 8 bits lose nothing in float16's 11 bits of mantissa that dequantising did not lose before,
-    # but float32 keeps "greedy equals transformers" exact.
-    model.config.quantization_config = None
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
@@ -155,24 +153,19 @@ def _convert(gguf: Path, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
-class _building:
+@contextmanager
+def _building(final: Path) -> Iterator[Path]:
     """A folder beside the final one, renamed into place when all is written: another process may build the same."""
-
-    def __init__(self, final: Path) -> None:
-        self._final = final
-
-    def __enter__(self) -> Path:
-        self._final.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = Path(tempfile.mkdtemp(prefix=f".{self._final.name}-", dir=self._final.parent))
-        return self._temporary
-
-    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
-        if failure is None:
-            (self._temporary / "complete").touch()
-            try:
-                self._temporary.rename(self._final)
-                return
-            except OSError:
-                if not (self._final / "complete").exists():
-                    raise
-        shutil.rmtree(self._temporary, ignore_errors=True)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
+    try:
+        yield temporary
+        (temporary / "complete").touch()
+        temporary.chmod(0o755)  # mkdtemp's 0700 is for secrets
+        try:
+            temporary.rename(final)
+        except OSError:
+            if not (final / "complete").exists():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

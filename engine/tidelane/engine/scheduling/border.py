@@ -7,6 +7,7 @@ spare. A share not measured yet is estimated from the nearest one that was, or f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -42,17 +43,17 @@ def place_border(
         allowed_s = tpot_s
         if border.row is not None and row.decode_units < border.row.decode_units:
             allowed_s *= NARROWING_MARGIN
-        if predicted_step_s(row.decode_units, step_s, table.units) * border.guard <= allowed_s:
+        if predicted_step_s(row.decode_units, step_s) * border.guard <= allowed_s:
             return replace(border, row=row)
     return replace(border, row=rows[-1])
 
 
-def predicted_step_s(units: int, measured_s: Mapping[int, float], whole_units: int) -> float:
+def predicted_step_s(units: int, measured_s: Mapping[int, float]) -> float:
     """Decode step on `units`, from the measurement at the nearest number of units; 0 when nothing was measured."""
     if not measured_s:
         return 0.0
     nearest = min(measured_s, key=lambda known: (abs(known - units), known))
-    return measured_s[nearest] * (nearest / units) ** DECODE_SCALING
+    return measured_s[nearest] * math.pow(nearest / units, DECODE_SCALING)
 
 
 def learn(border: Border, *, missed_tpot: bool, missed_ttft: bool) -> Border:

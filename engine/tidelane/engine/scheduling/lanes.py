@@ -63,13 +63,13 @@ class LanesScheduler:
         if not (has_decode and has_prefill):
             return state.table.whole
         tpot_s = min((s.tpot_s for s in state.decoding), default=state.objective.slo.tpot_s)
-        self._border = place_border(
-            self._border, state.table, state.measured.decode_step_s, tpot_s, state.objective
-        )
+        self._border = place_border(self._border, state.table, state.measured.decode_step_s, tpot_s, state.objective)
         assert self._border.row is not None
         return self._border.row
 
-    def _slice(self, state: State, row: Partition, waiting: tuple[Prefilling | Queued, ...], beside_decode: bool) -> PrefillSlice | None:
+    def _slice(
+        self, state: State, row: Partition, waiting: tuple[Prefilling | Queued, ...], beside_decode: bool
+    ) -> PrefillSlice | None:
         if state.paused is not None:
             job, spans, first = state.paused.job, state.paused.spans, state.paused.last_layer
         else:
@@ -88,7 +88,7 @@ class LanesScheduler:
             return 1 if beside_decode else state.layers
         nearest = min(known, key=lambda units: abs(units - row.prefill_units))
         layer_s = known[nearest] * nearest / row.prefill_units * tokens
-        step_s = predicted_step_s(row.decode_units, state.measured.decode_step_s, state.table.units)
+        step_s = predicted_step_s(row.decode_units, state.measured.decode_step_s)
         slice_s = step_s if beside_decode and step_s else LONE_SLICE_S
         return max(1, math.ceil(slice_s / layer_s))
 

@@ -1,0 +1,47 @@
+# Everything runs in .venv, which `make setup` makes. `make demo` and `make test` need nothing beforehand.
+PY := .venv/bin/python
+PROTOS := protos/tidelane/rpc
+
+.PHONY: setup check lint types contracts test fast-test demo bench-engine protos crds lock clean
+
+setup:
+	@tools/setup.sh
+
+check: setup lint types contracts fast-test  ## the everyday loop, under two minutes
+
+lint: setup
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) tools/protos.py --check
+
+types: setup
+	$(PY) -m mypy
+
+contracts: setup
+	$(PY) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
+
+fast-test: setup
+	$(PY) -m pytest -q -m "not slow and not cluster"
+
+test: lint types contracts  ## everything, with a real API server and the real model
+	$(PY) tools/kube/build.py >/dev/null
+	$(PY) -m tidelane.cli.main model pull builtin://smollm2-135m-instruct >/dev/null
+	$(PY) -m pytest
+
+demo: setup
+	$(PY) tools/demo.py
+
+bench-engine: setup
+	$(PY) -m tidelane.engine.bench.engine
+
+protos: setup
+	$(PY) tools/protos.py
+
+lock:
+	python3 -m venv .lock-venv && .lock-venv/bin/pip install -q pip-tools
+	.lock-venv/bin/pip-compile -q --allow-unsafe --strip-extras --generate-hashes --all-extras --no-emit-index-url \
+		--no-emit-find-links --no-header -o requirements.lock pyproject.toml
+	rm -rf .lock-venv
+
+clean:
+	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache

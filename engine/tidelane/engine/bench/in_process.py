@@ -1,0 +1,187 @@
+"""The real engine without its front: loop, ledger, scheduler and executor in this process, on an in-memory desk.
+
+What measures or checks the engine itself uses it: no HTTP, no second process, and every message can be looked at.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self
+
+import torch
+
+from tidelane.engine.assembly import warm_up
+from tidelane.engine.channel import Abort, Accepted, Refused, Submit, ToFront, ToLoop, Tokens
+from tidelane.engine.execution.cpu import CpuExecutor
+from tidelane.engine.kv.device import DevicePool
+from tidelane.engine.lanes.cores import CpuLanes
+from tidelane.engine.lanes.partition import PartitionTable, partition_table
+from tidelane.engine.ledger import Ledger
+from tidelane.engine.loop import Loop
+from tidelane.engine.model.forward import SlicedModel
+from tidelane.engine.model.loading import LoadedModel
+from tidelane.engine.request import FinishReason, Request
+from tidelane.engine.scheduling.lanes import LanesScheduler
+from tidelane.engine.scheduling.mixed import MixedScheduler
+from tidelane.engine.scheduling.plan import Objective, Scheduler
+from tidelane.engine.slo import Slo, Timeline
+from tidelane.engine.usage import Usage
+from tidelane.engine.wakeup import Wakeup
+from tidelane.rpc.wire import ExecutionMode
+
+# Targets that nothing is held to unless the caller says so.
+LOOSE_SLO = Slo(ttft_s=2.0, tpot_s=0.2, ttft_per_1k_input_tokens_s=2.0, percentile=90)
+_HEARTBEAT_S = 1.0
+
+
+class MemoryDesk:
+    """Both ends of the channel in one process. `submit` and `abort` may come from any thread.
+
+    `heard` sees each message as the loop sends it, on the loop's thread, and may submit and abort.
+    """
+
+    def __init__(self, wakeup: Wakeup, mode: ExecutionMode) -> None:
+        self.mode = mode
+        self.heard: Callable[[ToFront], None] = lambda message: None
+        self.sent: list[ToFront] = []
+        self._wakeup = wakeup
+        self._incoming: deque[ToLoop] = deque()
+        self._poll = select.poll()
+        self._poll.register(wakeup.fileno(), select.POLLIN)
+
+    def put(self, message: ToLoop) -> None:
+        self._incoming.append(message)
+        self._wakeup.notify()
+
+    def wait(self) -> None:
+        self._poll.poll(_HEARTBEAT_S * 1000)
+        self._wakeup.clear()
+
+    def messages(self) -> list[ToLoop]:
+        return [self._incoming.popleft() for _ in range(len(self._incoming))]
+
+    def send(self, messages: list[ToFront]) -> None:
+        self.sent += messages
+        for message in messages:
+            self.heard(message)
+
+    def policy(self) -> str:
+        return self.mode
+
+    @property
+    def unread(self) -> bool:
+        return bool(self._incoming)
+
+
+class InProcessEngine:
+    """A loop over `loaded` on `cores` (a core may be named twice, so that few cores can run the splits of many).
+
+    `table` defaults to all the splits of `cores`. `schedulers` are the policies by mode; `desk.mode` picks one, and may
+    be set at any moment. Public parts: `ledger`, `desk`, `executor`, `usage`, `loop`, `pool`, and `ended`, what the
+    ledger said of each request that ran to its end.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        cores: Sequence[int],
+        table: PartitionTable | None = None,
+        mode: ExecutionMode = ExecutionMode.LANES,
+        kv_blocks: int = 1024,
+        queue_limit: int = 256,
+        objective: Objective | None = None,
+        schedulers: Mapping[str, Scheduler] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        warm: bool = True,
+    ) -> None:
+        layout = loaded.facts.kv_layout
+        model = SlicedModel(loaded.module)
+        lanes = CpuLanes(cores, table or partition_table(len(cores)))
+        self.pool = DevicePool.allocate(layout, kv_blocks, loaded.facts.dtype, torch.device("cpu"))
+        if warm:
+            warm_up(model, self.pool, lanes)
+        self.schedulers: Mapping[str, Scheduler] = schedulers or {
+            ExecutionMode.LANES: LanesScheduler(),
+            ExecutionMode.MIXED_BATCH: MixedScheduler(),
+        }
+        self._wakeup = Wakeup()
+        self.ended: list[tuple[Timeline | None, Slo]] = []
+        self.desk = MemoryDesk(self._wakeup, mode)
+        self.ledger = Ledger(
+            table=lanes.table,
+            layers=model.layers,
+            block_tokens=layout.block_tokens,
+            blocks=kv_blocks,
+            queue_limit=queue_limit,
+            objective=objective or Objective(LOOSE_SLO),
+            ended=self._note_end,
+        )
+        self.executor = CpuExecutor(model, self.pool, lanes, self.ledger.sequences, self._wakeup.notify, clock)
+        self.usage = Usage(lanes.table.units, clock())
+        self.loop = Loop(
+            ledger=self.ledger,
+            policies=self.schedulers,
+            executor=self.executor,
+            desk=self.desk,
+            usage=self.usage,
+            clock=clock,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def submit(self, request: Request) -> None:
+        self.desk.put(Submit(request))
+
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORTED) -> None:
+        self.desk.put(Abort(request_id, reason))
+
+    def run(self, until: Callable[[], bool] | None = None) -> None:
+        """Turn the loop until `until()`, by default until nothing is left to do and every block is free again."""
+        self._wakeup.notify()  # the first turn must not wait for something to happen
+        self.loop.run(until or self._idle)
+
+    def answers(self) -> dict[str, list[int]]:
+        """The tokens of each request so far, by its id."""
+        tokens: dict[str, list[int]] = {}
+        for message in self.desk.sent:
+            if isinstance(message, Accepted):
+                tokens[message.request_id] = []
+            elif isinstance(message, Tokens):
+                tokens[message.request_id] += [new.token_id for new in message.new]
+        return tokens
+
+    def token_times(self) -> dict[str, list[float]]:
+        """When each token of each request was made known."""
+        times: dict[str, list[float]] = {}
+        for message in self.desk.sent:
+            if isinstance(message, Tokens):
+                times.setdefault(message.request_id, []).extend([message.time_s] * len(message.new))
+        return times
+
+    def endings(self) -> dict[str, Tokens | Refused]:
+        """The last message of each request that has one."""
+        return {
+            message.request_id: message
+            for message in self.desk.sent
+            if isinstance(message, Refused) or (isinstance(message, Tokens) and message.finish is not None)
+        }
+
+    def close(self) -> None:
+        self.executor.close()
+        self._wakeup.close()
+
+    def _idle(self) -> bool:
+        return self.ledger.empty and not self.desk.unread and self.ledger.flight.idle
+
+    def _note_end(self, timeline: Timeline | None, slo: Slo) -> None:
+        self.ended.append((timeline, slo))
+        if timeline is not None:
+            self.schedulers[self.desk.mode].request_ended(timeline, slo)

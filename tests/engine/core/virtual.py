@@ -1,0 +1,227 @@
+"""The real ledger and schedulers over an executor in virtual time: no torch, no threads, no waiting."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from tidelane.engine.channel import Abort, Refused, Submit, ToFront, ToLoop, Tokens
+from tidelane.engine.execution.executor import Completion, Sampled
+from tidelane.engine.lanes.partition import PartitionTable, partition_table
+from tidelane.engine.ledger import Ledger
+from tidelane.engine.loop import Loop
+from tidelane.engine.request import FinishReason, NewToken, Request, Sampling, ServiceTier
+from tidelane.engine.scheduling.lanes import LanesScheduler
+from tidelane.engine.scheduling.mixed import MixedScheduler
+from tidelane.engine.scheduling.plan import DecodeBatch, Objective, Plan, PrefillSlice, Scheduler
+from tidelane.engine.sequence import Sequence
+from tidelane.engine.slo import Slo, Timeline
+from tidelane.engine.usage import Usage
+
+SLO = Slo(ttft_s=1.0, tpot_s=0.1)
+
+
+@dataclass
+class VirtualClock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class VirtualExecutor:
+    """Costs a fixed time per step, token and layer, divided by the units; tokens are made up from positions.
+
+    Checks what every executor may rely on: a lane is given work only while the units it needs are free.
+    """
+
+    clock: VirtualClock
+    units: int
+    layers: int
+    sequences: Mapping[str, Sequence]
+    fail: Callable[[PrefillSlice | None], bool] = lambda _: False
+    launched: list[tuple[float, Plan]] = field(default_factory=list)
+    forgotten: list[int] = field(default_factory=list)
+    _running: list[tuple[float, int, Completion]] = field(default_factory=list)
+    _count: int = 0
+
+    def launch(self, plan: Plan) -> None:
+        self.launched.append((self.clock.now_s, plan))
+        if plan.fused:
+            self._start(plan.decode, plan.prefill, plan.partition.decode_units)
+            return
+        if plan.decode is not None:
+            self._start(plan.decode, None, plan.partition.decode_units)
+        if plan.prefill is not None:
+            self._start(None, plan.prefill, plan.partition.prefill_units)
+
+    def poll(self) -> list[Completion]:
+        ended = []
+        while self._running and self._running[0][0] <= self.clock.now_s:
+            ended.append(heapq.heappop(self._running)[2])
+        return ended
+
+    def forget(self, job: int) -> None:
+        self.forgotten.append(job)
+
+    def close(self) -> None:
+        self._running.clear()
+
+    @property
+    def next_end_s(self) -> float | None:
+        return self._running[0][0] if self._running else None
+
+    def _start(self, decode: DecodeBatch | None, prefill: PrefillSlice | None, units: int) -> None:
+        used = sum(completion.units for _, _, completion in self._running)
+        assert used + units <= self.units, f"{units} units asked for, {used} of {self.units} are at work"
+        seconds = 0.0
+        if decode is not None:
+            seconds += (0.02 + 0.001 * len(decode.ids)) / units**0.5
+        if prefill is not None:
+            seconds += 0.0001 * prefill.tokens * (prefill.last_layer - prefill.first_layer) / units
+        failure = "made to fail" if self.fail(prefill) else None
+        sampled = () if failure else self._sampled(decode, prefill)
+        now_s = self.clock.now_s
+        self._count += 1
+        completion = Completion(decode, prefill, units, now_s, now_s + seconds, sampled, failure)
+        heapq.heappush(self._running, (now_s + seconds, self._count, completion))
+
+    def _sampled(self, decode: DecodeBatch | None, prefill: PrefillSlice | None) -> tuple[Sampled, ...]:
+        samples = [self._token(i) for i in decode.ids] if decode is not None else []
+        if prefill is not None and prefill.last_layer == self.layers:
+            for span in prefill.spans:
+                whole = span.stop == len(self.sequences[span.id].tokens)
+                samples.append(self._token(span.id) if whole else Sampled(span.id, None))
+        return tuple(samples)
+
+    def _token(self, sequence_id: str) -> Sampled:
+        # A function of the position alone: what a pre-empted and recomputed sequence gets must not change.
+        return Sampled(sequence_id, NewToken(1000 + len(self.sequences[sequence_id].tokens)))
+
+
+class MemoryDesk:
+    """Messages in lists instead of sockets."""
+
+    def __init__(self, policy: str) -> None:
+        self.inbox: list[ToLoop] = []
+        self.sent: list[ToFront] = []
+        self.policy_name = policy
+
+    def wait(self) -> None:
+        return
+
+    def messages(self) -> list[ToLoop]:
+        messages, self.inbox = self.inbox, []
+        return messages
+
+    def send(self, messages: list[ToFront]) -> None:
+        self.sent += messages
+
+    def policy(self) -> str:
+        return self.policy_name
+
+
+class World:
+    """One engine in virtual time."""
+
+    def __init__(
+        self,
+        *,
+        policy: str = "Lanes",
+        units: int = 4,
+        layers: int = 6,
+        blocks: int = 64,
+        block_tokens: int = 4,
+        queue_limit: int = 1000,
+        objective: Objective | None = None,
+        policies: dict[str, Scheduler] | None = None,
+        table: PartitionTable | None = None,
+        fail: Callable[[PrefillSlice | None], bool] = lambda _: False,
+    ) -> None:
+        self.clock = VirtualClock()
+        self.ended: list[tuple[Timeline | None, Slo]] = []
+        self.desk = MemoryDesk(policy)
+        self.policies = policies or {"Lanes": LanesScheduler(max_pass_tokens=64), "MixedBatch": MixedScheduler()}
+        self.ledger = Ledger(
+            table=table or partition_table(units),
+            layers=layers,
+            block_tokens=block_tokens,
+            blocks=blocks,
+            queue_limit=queue_limit,
+            objective=objective or Objective(SLO),
+            ended=lambda timeline, slo: self.ended.append((timeline, slo)),
+        )
+        self.executor = VirtualExecutor(self.clock, units, layers, self.ledger.sequences, fail)
+        self.usage = Usage(units, 0.0)
+        self.loop = Loop(
+            ledger=self.ledger,
+            policies=self.policies,
+            executor=self.executor,
+            desk=self.desk,
+            usage=self.usage,
+            clock=self.clock,
+        )
+
+    def submit(self, *requests: Request) -> None:
+        self.desk.inbox += [Submit(request) for request in requests]
+
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORTED) -> None:
+        self.desk.inbox.append(Abort(request_id, reason))
+
+    def turn(self) -> None:
+        self.loop.turn()
+
+    def advance(self) -> bool:
+        """To the next completion, and through it; False when nothing runs."""
+        self.turn()
+        end_s = self.executor.next_end_s
+        if end_s is None:
+            return False
+        self.clock.now_s = end_s
+        self.turn()
+        return True
+
+    def run(self, most_turns: int = 20_000) -> None:
+        for _ in range(most_turns):
+            if not self.advance():
+                return
+        raise AssertionError(f"still running after {most_turns} turns")
+
+    def tokens(self, request_id: str) -> list[int]:
+        return [
+            new.token_id
+            for message in self.desk.sent
+            if isinstance(message, Tokens) and message.request_id == request_id
+            for new in message.new
+        ]
+
+    def endings(self, request_id: str) -> list[FinishReason | str]:
+        """Every last word on a request: finish reasons and refusals."""
+        return [
+            message.reason if isinstance(message, Refused) else message.finish
+            for message in self.desk.sent
+            if (isinstance(message, Refused) or (isinstance(message, Tokens) and message.finish is not None))
+            and message.request_id == request_id
+        ]
+
+
+def request(
+    name: str,
+    prompt: int = 8,
+    new: int = 4,
+    *,
+    arrival_s: float = 0.0,
+    tier: ServiceTier = ServiceTier.DEFAULT,
+    stop: tuple[int, ...] = (),
+) -> Request:
+    return Request(
+        id=name,
+        prompt=tuple(range(prompt)),
+        max_new_tokens=new,
+        sampling=Sampling(seed=0, temperature=0.0),
+        arrival_s=arrival_s,
+        tier=tier,
+        stop_token_ids=stop,
+    )

@@ -1,0 +1,67 @@
+"""The local cluster keeps the contract, and tells of every change."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from tidelane.operator import children, crd
+from tidelane.operator.local_cluster import LocalCluster
+from tidelane.operator.reports import Report
+from tidelane.operator.resources import FINALIZER, ObjectRef, Service
+from tidelane.operator.validation import Schema
+
+from .cluster_contract import ClusterContract, status_of
+from .wrong_manifests import RIGHT
+
+
+class LocalUser:
+    namespace = "default"
+
+    def __init__(self) -> None:
+        self.changes: list[ObjectRef] = []
+        self.reports: list[tuple[ObjectRef, Report]] = []
+        self.schema = Schema(crd.load(), crd.VERSION)
+        self.cluster = LocalCluster(
+            lambda: datetime(2030, 1, 1, tzinfo=UTC),
+            self.changes.append,
+            lambda ref, report: self.reports.append((ref, report)),
+        )
+
+    async def apply(self, manifest: dict[str, Any]) -> None:
+        self.cluster.put(self.schema.with_defaults(manifest))
+
+    async def delete(self, ref: ObjectRef) -> None:
+        self.cluster.delete(ref)
+
+
+@pytest.fixture
+def user() -> LocalUser:
+    return LocalUser()
+
+
+class TestLocalCluster(ClusterContract):
+    pass
+
+
+async def test_every_change_is_told_and_only_changes(user: LocalUser) -> None:
+    ref = ObjectRef("default", "chat")
+    await user.apply(dict(RIGHT))
+    await user.apply(dict(RIGHT))
+    raw = await user.cluster.service(ref)
+    assert raw
+    service = Service.parse(raw)
+    await user.cluster.write_status(ref, service.uid, status_of(service))
+    await user.cluster.apply_child(children.endpoint_slice(service, 0, "10.1.2.3", 8000))
+    assert user.changes == [ref, ref, ref]
+
+
+async def test_what_is_read_is_a_copy(user: LocalUser) -> None:
+    await user.apply(dict(RIGHT))
+    ref = ObjectRef("default", "chat")
+    read: Any = await user.cluster.service(ref)
+    read["metadata"]["finalizers"] = [FINALIZER]
+    again: Any = await user.cluster.service(ref)
+    assert "finalizers" not in again["metadata"]

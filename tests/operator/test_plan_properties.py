@@ -1,0 +1,162 @@
+"""Whatever happens in whatever order, the plan converges, and no replica ever has two owners."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tidelane.operator.observation import Phase
+from tidelane.operator.plan import ApplyChild, StartReplica, WriteStatus
+
+from .world import TIMING, FakeNode, World, service_object
+
+NODES = ("a", "b", "c")
+node_names = st.sampled_from(NODES)
+
+
+class PlanMachine(RuleBasedStateMachine):
+    """Faults, edits and time around one service; after each, planning and acting to the end."""
+
+    @initialize(replicas=st.integers(0, 4), devices=st.lists(st.integers(1, 3), min_size=3, max_size=3))
+    def begin(self, replicas: int, devices: list[int]) -> None:
+        nodes = [FakeNode(name, count) for name, count in zip(NODES, devices, strict=True)]
+        self.world = World(service_object(replicas=replicas), *nodes)
+        self.deleted, self.made = False, 1
+        self.settle()
+
+    def settle(self) -> None:
+        owners = dict(self.world.service.placements) if self.world.service else {}
+        for action in self.world.settle(rounds=30):
+            if isinstance(action, WriteStatus):
+                owners = {each["replica"]: each["node"] for each in action.status.get("placements", ())}
+            if isinstance(action, StartReplica):
+                assert owners.get(action.spec.ref.index) == action.node, "an agent was asked before it was on record"
+            assert not (self.deleted and isinstance(action, StartReplica | ApplyChild)), "created while being deleted"
+
+    @rule(replicas=st.integers(0, 4), gpus=st.integers(1, 3))
+    def edit(self, replicas: int, gpus: int) -> None:
+        if self.world.raw and not self.deleted:
+            self.world.edit(replicas=replicas, resources={"gpus": gpus})
+            self.settle()
+
+    @rule(mode=st.sampled_from(["Lanes", "Auto"]))
+    def ask_for_what_can_be_done_or_not(self, mode: str) -> None:
+        if self.world.raw and not self.deleted:
+            self.world.edit(execution={"mode": mode})
+            self.settle()
+
+    @rule(name=node_names, seconds=st.sampled_from([TIMING.unreachable_s, TIMING.move_s]))
+    def node_is_away(self, name: str, seconds: float) -> None:
+        self.node_vanishes(name)
+        self.time_passes(seconds)
+        self.node_returns(name)
+
+    @rule(name=node_names)
+    def node_vanishes(self, name: str) -> None:
+        self.world.lose(name)
+        self.settle()
+
+    @rule(name=node_names)
+    def node_returns(self, name: str) -> None:
+        self.world.find(name)
+        self.settle()
+
+    @rule(name=node_names)
+    def node_restarts_empty(self, name: str) -> None:
+        node = self.world.nodes[name]
+        node.replicas.clear()
+        node.claims.clear()
+        self.settle()
+
+    @rule(name=node_names, accepts=st.booleans())
+    def cordon(self, name: str, accepts: bool) -> None:
+        self.world.nodes[name].accepts = accepts
+        self.settle()
+
+    @rule(name=node_names, full=st.booleans())
+    def memory_runs_out(self, name: str, full: bool) -> None:
+        self.world.nodes[name].full = full
+        self.settle()
+
+    @rule(seconds=st.sampled_from([1.0, TIMING.unreachable_s, TIMING.move_s, TIMING.forget_s]))
+    def time_passes(self, seconds: float) -> None:
+        self.world.now_s += seconds
+        self.world.refusals.clear()
+        self.settle()
+
+    @rule()
+    def engines_get_ready(self) -> None:
+        self.world.serve()
+        self.settle()
+
+    @rule(name=node_names, phase=st.sampled_from([Phase.BACKING_OFF, Phase.FAILED, Phase.STARTING]))
+    def engines_fail(self, name: str, phase: Phase) -> None:
+        for ref, replica in list(self.world.nodes[name].replicas.items()):
+            if replica.phase is not Phase.DRAINING:
+                self.world.update(name, ref, phase=phase)
+        self.settle()
+
+    @rule()
+    def status_is_lost(self) -> None:
+        if self.world.raw:
+            self.world.raw.pop("status", None)
+            self.settle()
+
+    @rule()
+    def delete(self) -> None:
+        if self.world.raw:
+            self.world.delete()
+            self.deleted = True
+            self.settle()
+
+    @precondition(lambda self: self.deleted)
+    @rule()
+    def deletion_ends(self) -> None:
+        for name in NODES:
+            self.world.find(name)
+        self.settle()
+        self.world.serve()
+        self.settle()
+        assert self.world.raw is None
+        assert not self.world.children
+        assert not any(node.replicas for node in self.world.nodes.values())
+
+    @precondition(lambda self: self.deleted)
+    @rule(replicas=st.integers(0, 4))
+    def make_again(self, replicas: int) -> None:
+        """Under the same name, though replicas of the former one may still be about."""
+        if self.world.raw is None:
+            self.made += 1
+            self.world.raw = service_object(replicas=replicas)
+            self.world.raw["metadata"]["uid"] = f"uid-{self.made}"
+            self.deleted = False
+            self.settle()
+
+    @invariant()
+    def nothing_is_left_to_do(self) -> None:
+        if hasattr(self, "world"):
+            assert self.world.plan().actions == ()
+
+    @invariant()
+    def no_replica_runs_twice_where_it_can_be_helped(self) -> None:
+        if hasattr(self, "world"):
+            running = Counter(
+                ref
+                for node in self.world.nodes.values()
+                if node.lost_at_s is None
+                for ref, replica in node.replicas.items()
+                if replica.phase is not Phase.DRAINING
+            )
+            assert all(count == 1 for count in running.values()), running
+
+    @invariant()
+    def no_device_is_given_twice(self) -> None:
+        if hasattr(self, "world"):
+            assert all(node.free >= 0 for node in self.world.nodes.values())
+
+
+TestPlanMachine = PlanMachine.TestCase
+TestPlanMachine.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
