@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
@@ -15,11 +14,12 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import psutil
 
 from agent.fake_engine import Switches
 from tidelane.agent.backoff import RestartPolicy
 from tidelane.agent.devices import Device, DeviceInventory, DeviceKind, FixedInventory
-from tidelane.agent.engine_process import members
+from tidelane.agent.engine_process import FOLDER_VARIABLE
 from tidelane.agent.lifecycle import Limits
 from tidelane.agent.node import NodeSettings
 from tidelane.agent.server import Agent, AgentSettings
@@ -174,10 +174,10 @@ async def rig(
 
 
 def end_engines(state: Path) -> None:
-    """Ends whatever still runs for a state folder and reaps what is ours."""
-    for folder in (state / "engines").glob("*"):
-        for member in members(folder):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(member.pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(member.pid, 0)
+    """Ends whatever still runs for a state folder, even one since removed, and reaps what is ours."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(FOLDER_VARIABLE, "").startswith(f"{state}/"):
+                process.kill()
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(process.pid, 0)

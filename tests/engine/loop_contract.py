@@ -18,6 +18,8 @@ A test module imports these tests (`from engine.loop_contract import *`) and giv
     time to come again.
 11. The same seed gives the same tokens.
 12. `cached_tokens` never exceeds the prompt less one token: the last one is always computed.
+13. The heartbeat's `steps` grows with every launch that ends, of prefill as of decode: a loop whose steps stand still
+    while it has work is taken to be stuck.
 """
 
 from __future__ import annotations
@@ -177,7 +179,9 @@ def test_prompt_logprobs_come_with_the_first_message(loop: LoopUnderTest) -> Non
 def test_a_prompt_alone_can_be_scored(loop: LoopUnderTest) -> None:
     loop.facts()
     request = loop.request(prompt=(20, 21, 22), new=0, prompt_logprobs=0)
+    before = loop.last_beat()
     ((message,),) = loop.run(request)
+    assert loop.last_beat().steps > before.steps, "prefill is progress too"
     assert (message.new, message.finish, message.timeline) == ((), FinishReason.LENGTH, None)
     assert message.prompt_logprobs is not None
     assert len(message.prompt_logprobs) == 3

@@ -10,7 +10,6 @@ import pytest
 from tidelane.operator.observation import Measured, Phase
 from tidelane.operator.plan import ApplyChild, StartReplica, StopReplica, WriteStatus
 from tidelane.operator.resources import FINALIZER
-
 from tidelane.rpc.wire import ReplicaRef
 
 from .world import TIMING, FakeNode, World, service_object
@@ -58,7 +57,8 @@ class TestComingUp:
         [slice_] = [child for (kind, _), child in world.children.items() if kind == "EndpointSlice"]
         assert slice_["endpoints"][0]["addresses"] == ["10.0.0.1"]
         assert slice_["ports"][0]["port"] == 8000
-        assert world.raw and world.raw["metadata"]["finalizers"] == [FINALIZER]
+        assert world.raw
+        assert world.raw["metadata"]["finalizers"] == [FINALIZER]
 
     def test_replicas_are_spread(self, world: World) -> None:
         world.edit(replicas=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -158,5 +159,5 @@ class PlanMachine(RuleBasedStateMachine):
             assert all(node.free >= 0 for node in self.world.nodes.values())
 
 
-TestPlanMachine = PlanMachine.TestCase
+TestPlanMachine = pytest.mark.slow(PlanMachine.TestCase)
 TestPlanMachine.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)

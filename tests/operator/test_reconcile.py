@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from tidelane.operator import crd
 from tidelane.operator.errors import CannotRun, NoRoom, OperatorError, Retry
@@ -102,6 +103,7 @@ class Rig:
 class CountingCluster(LocalCluster):
     reads = 0
 
+    @override
     async def service(self, ref: ObjectRef) -> RawObject | None:
         self.reads += 1
         return await super().service(ref)
@@ -231,7 +233,7 @@ async def test_a_status_that_cannot_be_written_keeps_the_agent_unasked(rig: Rig)
         raise Retry("no API server")
 
     write = rig.cluster.write_status
-    rig.cluster.write_status = unreachable  # type: ignore[method-assign]
+    rig.cluster.write_status = unreachable  # type: ignore[method-assign,assignment]
     with pytest.raises(Retry):
         await rig.reconciler.reconcile(CHAT)
     assert rig.agents.calls == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -119,7 +120,7 @@ def test_failures_are_spaced_out_and_stop_nobody_else(error: Exception) -> None:
             raise error
 
     jumping(lambda: worked(work, (A, 0), (B, 1), until_s=400))
-    gaps = [after - before for before, after in zip(seen["a"], seen["a"][1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(seen["a"])]
     assert gaps[:4] == pytest.approx([0.2, 0.4, 0.8, 1.6])
     assert max(gaps) == pytest.approx(60.0)
     assert seen["b"] == [1.0]
@@ -135,7 +136,7 @@ def test_success_forgets_failures() -> None:
         return 100.0 if len(seen) < 5 else None
 
     jumping(lambda: worked(work, (A, 0)))
-    gaps = [after - before for before, after in zip(seen, seen[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(seen)]
     assert gaps == pytest.approx([0.2, 0.4, 100.0, 0.2])
 
 

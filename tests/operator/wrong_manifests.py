@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from typing_extensions import override
+
 RIGHT: Final[Mapping[str, Any]] = {
     "apiVersion": "tidelane.dev/v1alpha1",
     "kind": "InferenceService",
@@ -34,6 +36,7 @@ class Wrong:
     def manifest(self) -> dict[str, Any]:
         return edited(self.field, self.value)
 
+    @override
     def __str__(self) -> str:
         return f"{self.field}={self.value}"
 
@@ -85,7 +88,8 @@ WRONG: Final = (
     _wrong("spec.model.maxContextTokens", 1.5, "must be of type integer"),
     _wrong("spec.execution.mode", "lanes", "supported values"),
     _wrong("spec.execution.maxDecodeShare", 100, "should be less than or equal to 99"),
-    _wrong("spec.execution", {"minDecodeShare": 60, "maxDecodeShare": 40}, "must not exceed", "spec.execution.minDecodeShare"),
+    _wrong("spec.execution", {"minDecodeShare": 60, "maxDecodeShare": 40}, "must not exceed",
+           "spec.execution.minDecodeShare"),
     _wrong("spec.kvCache.hostMemory", "8Gib", "should match"),
     _wrong("spec.kvCache.hostMemory", -1, "should be greater than or equal to 0"),
     _wrong("spec.kvCache.idleTimeout", "169h", "at most 168h"),

@@ -101,7 +101,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     decode_units: int  # nominal; 0: not split
     prefill_units: int
     busy_s: dict[str, float]  # seconds since start by kind: split, decode_alone, prefill_alone, mixed, idle
-    steps: int
+    steps: int  # launches that ended, decode steps and prefill slices alike: standing still with work at hand is being stuck
     slo: Slo
     mode: str
     draining: bool = False

@@ -12,9 +12,10 @@ from typing import Any, cast
 
 from tidelane.engine.channel import Endpoint, Facts, Submit, ToFront, ToLoop
 from tidelane.engine.http.app import build_app
+from tidelane.engine.http.config import Limits
 from tidelane.engine.http.link import LoopLink
 from tidelane.engine.http.metrics import Metrics
-from tidelane.engine.http.service import Limits, Service
+from tidelane.engine.http.service import Service
 
 
 @dataclass

@@ -12,7 +12,7 @@ import httpx
 
 from engine.http.fake_loop import PATIENCE_S, FakeLoop
 from tidelane.engine.channel import Facts
-from tidelane.engine.http.front import FrontConfig
+from tidelane.engine.http.config import FrontConfig
 
 SERVED_NAME = "tiny"
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import random
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -80,3 +82,38 @@ def test_a_finished_request_is_not_aborted(http: httpx.Client, loop: FakeLoop) -
         assert http.post("/v1/completions", json=BODY | {"max_tokens": 3, "stream": stream}).status_code == 200
     assert http.get("/health").status_code == 200
     assert loop.aborted == []
+
+
+async def test_clients_that_leave_at_random_disturb_nobody_and_leave_nothing(
+    front: FrontProcess, loop: FakeLoop
+) -> None:
+    dice = random.Random(7)
+    patience = [dice.choice([0, 1, 5, 20, None]) for _ in range(100)]
+    loop.answer(*(Script(tokens=[40] * 50) for _ in patience))
+
+    async def visit(events_wanted: int | None) -> bytes:
+        body = json.dumps(BODY | {"stream": True}).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        await writer.drain()
+        answer = b""
+        while events_wanted is None or answer.count(b"data: ") < events_wanted:
+            data = await reader.read(65536)
+            if not data:
+                break
+            answer += data
+        writer.transport.abort()
+        return answer
+
+    answers = await asyncio.gather(*map(visit, patience))
+    for wanted, answer in zip(patience, answers, strict=True):
+        if wanted is None:
+            chunks = [line for line in answer.decode().split("\r\n") if line.startswith("data: {")]
+            assert sum(len(json.loads(line[6:])["choices"][0]["text"]) for line in chunks) == 50
+            assert answer.count(b"data: [DONE]") == 1
+    loop.wait_until(lambda state: not state.running)
+    stayed = patience.count(None)
+    finished = len(loop.submitted) - len(loop.aborted)
+    assert stayed <= finished <= len(loop.submitted) <= 100
+    assert len({abort.request_id for abort in loop.aborted}) == len(loop.aborted)

@@ -16,7 +16,8 @@ import pytest
 from engine.http.fake_loop import PATIENCE_S, Script
 from engine.http.front_process import FrontProcess
 from engine.http.sse import DONE, events
-from tidelane.engine.http.front import FrontConfig, listen
+from tidelane.engine.http.config import FrontConfig
+from tidelane.engine.http.front import listen
 
 BODY = {"model": "tiny", "prompt": "hi", "max_tokens": 50}
 

@@ -15,7 +15,8 @@ import pytest
 from engine.http.asgi import Exchange, SilentLoop, make_service
 from engine.http.tiny_model import facts_of
 from tidelane.engine.channel import Accepted, Heartbeat, RefusalReason, Refused
-from tidelane.engine.http.service import Limits, Model, Service
+from tidelane.engine.http.config import Limits
+from tidelane.engine.http.service import Model, Service
 from tidelane.engine.http.tokenizer import Tokenizer
 from tidelane.engine.slo import Slo
 

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
@@ -24,38 +23,18 @@ from typing_extensions import override
 
 from tidelane.engine.channel import Facts, front_end
 from tidelane.engine.http.app import build_app
+from tidelane.engine.http.config import EX_CONFIG, FrontConfig
 from tidelane.engine.http.link import LoopLink
 from tidelane.engine.http.metrics import Metrics
 from tidelane.engine.http.pieces import UnsupportedTokenizer
-from tidelane.engine.http.service import Limits, Model, Service, core_lost
+from tidelane.engine.http.service import Model, Service, core_lost
 from tidelane.engine.http.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
-EX_CONFIG = 78  # it can never run as asked; the core passes this on
-
 # After the core's death: how long its last messages may take to arrive, and when the front is gone at the latest.
 _LAST_WORDS_S = 0.1
 _EXIT_BY_S = 1.8
-
-
-@dataclass(frozen=True, slots=True)
-class FrontConfig:
-    channel_path: str
-    host: str
-    port: int
-    lifeline_fd: int  # read end of a pipe whose write end only the core holds
-    served_name: str
-    limits: Limits = field(default_factory=Limits)
-    log_level: str = "info"
-
-    def argv(self) -> list[str]:
-        """The command that runs this front; pass `lifeline_fd` on to it (`pass_fds`)."""
-        return [
-            sys.executable, "-m", "tidelane.engine.http",
-            "--channel", self.channel_path, "--host", self.host, "--port", str(self.port),
-            "--lifeline-fd", str(self.lifeline_fd), "--served-name", self.served_name, "--log-level", self.log_level,
-        ]  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> NoReturn:

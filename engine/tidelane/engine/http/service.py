@@ -9,30 +9,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tidelane.engine.channel import Facts
+from tidelane.engine.http.config import Limits
 from tidelane.engine.http.errors import ApiError, Busy, Unavailable
 from tidelane.engine.http.link import LoopLink
 from tidelane.engine.http.metrics import Metrics
 from tidelane.engine.http.tokenizer import Tokenizer
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of the front itself. What the engine can hold is the loop's to say."""
-
-    body_bytes: int = 16 * 2**20
-    body_timeout_s: float = 60.0
-    open_calls: int = 2048
-    # Tokens of a stream that wait for its reader, beyond what the sockets hold; then the stream ends with an error.
-    unread_tokens: int = 2048
-    # A peer that takes nothing for so long, or is no longer there, is cut off by the kernel.
-    stall_s: float = 60.0
-    heartbeat_age_s: float = 2.0
-    # With work at hand and no step for so long, the loop counts as stuck. On a CPU, a slice of a prompt takes seconds.
-    step_age_s: float = 30.0
-    # Shorter texts are tokenised where they are: handing them to a thread takes longer.
-    inline_chars: int = 4096
 
 
 @dataclass(frozen=True, slots=True)

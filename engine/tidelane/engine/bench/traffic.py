@@ -1,0 +1,81 @@
+"""What to send and when: arrivals by a seeded Poisson process, of one or several kinds of request."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request, due `at_s` after the start. Lengths are what to ask for; the server tells what they came to be."""
+
+    at_s: float
+    input_tokens: int
+    output_tokens: int
+    kind: str = "request"
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Arrivals by time, over `duration_s` seconds."""
+
+    arrivals: tuple[Arrival, ...]
+    duration_s: float
+
+    def faster(self, speed: float) -> Traffic:
+        """The same requests, `speed` times as dense."""
+        arrivals = tuple(replace(each, at_s=each.at_s / speed) for each in self.arrivals)
+        return Traffic(arrivals, self.duration_s / speed)
+
+    def first(self, duration_s: float) -> Traffic:
+        """What arrives in the first `duration_s` seconds."""
+        if duration_s >= self.duration_s:
+            return self
+        return Traffic(tuple(each for each in self.arrivals if each.at_s < duration_s), duration_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Requests of one kind: `rate_rps` a second on average, lengths drawn evenly from inclusive ranges of tokens."""
+
+    name: str
+    rate_rps: float
+    input_tokens: tuple[int, int]
+    output_tokens: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        if self.rate_rps <= 0:
+            raise ValueError(f"{self.name}: the rate must be above 0")
+        for low, high in (self.input_tokens, self.output_tokens):
+            if not 1 <= low <= high:
+                raise ValueError(f"{self.name}: a length of {low}-{high} tokens; expected 1 <= low <= high")
+
+
+_KIND = re.compile(r"(\w+):rate=([\d.]+),in=(\d+)(?:-(\d+))?,out=(\d+)(?:-(\d+))?")
+
+
+def parse_kind(text: str) -> Kind:
+    """`NAME:rate=RPS,in=LOW-HIGH,out=LOW-HIGH`, where a single number stands for a range of one."""
+    match = _KIND.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r}: expected NAME:rate=RPS,in=LOW-HIGH,out=LOW-HIGH, as in chat:rate=2,in=20-60,out=50")
+    name, rate, *bounds = match.groups()
+    in_low, in_high, out_low, out_high = (None if bound is None else int(bound) for bound in bounds)
+    assert in_low is not None
+    assert out_low is not None
+    return Kind(name, float(rate), (in_low, in_high or in_low), (out_low, out_high or out_low))
+
+
+def poisson(kinds: Sequence[Kind], duration_s: float, seed: int) -> Traffic:
+    """Each kind is an independent Poisson process with a generator of its own: adding one moves no other's arrivals."""
+    arrivals: list[Arrival] = []
+    for kind in kinds:
+        draw = random.Random(f"{seed}:{kind.name}")
+        at_s = draw.expovariate(kind.rate_rps)
+        while at_s < duration_s:
+            arrivals.append(Arrival(at_s, draw.randint(*kind.input_tokens), draw.randint(*kind.output_tokens), kind.name))
+            at_s += draw.expovariate(kind.rate_rps)
+    return Traffic(tuple(sorted(arrivals, key=lambda each: each.at_s)), duration_s)

@@ -1,0 +1,38 @@
+"""The real API server keeps the contract that the local cluster keeps."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tidelane.operator.kubernetes_cluster import KubernetesCluster
+from tidelane.operator.resources import ObjectRef
+
+from ..cluster.harness import Cluster
+from ..operator.cluster_contract import ClusterContract
+
+pytestmark = pytest.mark.cluster
+
+
+class KubectlUser:
+    def __init__(self, api_server: Cluster, namespace: str, cluster: KubernetesCluster) -> None:
+        self._api_server = api_server
+        self.namespace = namespace
+        self.cluster = cluster
+
+    async def apply(self, manifest: dict[str, Any]) -> None:
+        self._api_server.kubectl("apply", "-f", "-", namespace=self.namespace, stdin=json.dumps(manifest))
+
+    async def delete(self, ref: ObjectRef) -> None:
+        self._api_server.kubectl("delete", "tlsvc", ref.name, "--wait=false", namespace=self.namespace)
+
+
+@pytest.fixture
+def user(installed: Cluster, namespace: str, kubernetes: KubernetesCluster) -> KubectlUser:
+    return KubectlUser(installed, namespace, kubernetes)
+
+
+class TestKubernetesCluster(ClusterContract):
+    pass

@@ -1,0 +1,61 @@
+"""The real API server refuses what the offline validation refuses, for the same field and rule."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+
+from ..cluster.harness import Cluster, KubectlError
+from ..operator.wrong_manifests import RIGHT, WRONG, Wrong
+
+pytestmark = pytest.mark.cluster
+
+# The API server adds these to what is wrong, for `spec.replicas` of any resource and for rules that it did not try.
+_ITS_OWN = {"<nil>", ".spec.replicas"}
+
+
+@pytest.fixture(scope="module")
+def api(installed: Cluster) -> client.CustomObjectsApi:
+    return client.CustomObjectsApi(config.new_client_from_config(str(installed.kubeconfig)))
+
+
+def refusal(api: client.CustomObjectsApi, namespace: str, manifest: object) -> list[tuple[str, str]]:
+    """Field and message of every cause."""
+    with pytest.raises(ApiException) as caught:
+        api.create_namespaced_custom_object(
+            "tidelane.dev", "v1alpha1", namespace, "inferenceservices", manifest, field_validation="Strict"
+        )
+    body = json.loads(caught.value.body)
+    causes = [(cause["field"], cause["message"]) for cause in body.get("details", {}).get("causes", ())]
+    return causes or [(field, "unknown field") for field in re.findall(r'unknown field "([^"]+)"', body["message"])]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_same_fields_and_rule(api: client.CustomObjectsApi, wrong: Wrong) -> None:
+    causes = refusal(api, "default", wrong.manifest)
+    assert {field for field, _ in causes} - _ITS_OWN == set(wrong.fields)
+    assert any(field == wrong.refused_field and wrong.rule in message for field, message in causes)
+
+
+def test_kubectl_says_it_in_so_many_words(installed: Cluster, namespace: str) -> None:
+    [wrong] = [each for each in WRONG if each.field == "spec.slo.tpot" and each.value == "0s"]
+    with pytest.raises(KubectlError, match=r"spec\.slo\.tpot: Invalid value.*longer than 0 and at most 1h"):
+        installed.kubectl("apply", "-f", "-", namespace=namespace, stdin=json.dumps(wrong.manifest))
+
+
+def test_defaults_make_no_difference_to_gitops(installed: Cluster, namespace: str) -> None:
+    text = json.dumps(RIGHT)
+    installed.kubectl("apply", "--server-side", "-f", "-", namespace=namespace, stdin=text)
+    # Exit code 1, and so an error here, would mean a difference.
+    assert installed.kubectl("diff", "--server-side", "-f", "-", namespace=namespace, stdin=text) == ""
+
+
+def test_scale_subresource(installed: Cluster, namespace: str) -> None:
+    installed.kubectl("apply", "-f", "-", namespace=namespace, stdin=json.dumps(RIGHT))
+    installed.kubectl("scale", "tlsvc/chat", "--replicas=3", namespace=namespace)
+    found = installed.kubectl("get", "tlsvc", "chat", "-o", "jsonpath={.spec.replicas}", namespace=namespace)
+    assert found == "3"

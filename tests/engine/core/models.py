@@ -1,0 +1,61 @@
+"""Tiny random models of each supported family, as folders that the engine loads like any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+SHAPE = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.2,  # large enough for attention to matter and for ties to be rare
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+SLIDING_WINDOW = 48
+
+
+def build(family: str) -> PreTrainedModel:
+    torch.manual_seed(20)
+    if family == "llama":
+        return LlamaForCausalLM(LlamaConfig(**SHAPE))
+    if family == "qwen2":
+        shape = {k: v for k, v in SHAPE.items() if k != "head_dim"}
+        return Qwen2ForCausalLM(Qwen2Config(**shape))
+    if family == "qwen2-windowed":
+        shape = {k: v for k, v in SHAPE.items() if k != "head_dim"}
+        window = {"use_sliding_window": True, "sliding_window": SLIDING_WINDOW, "max_window_layers": 2}
+        return Qwen2ForCausalLM(Qwen2Config(**shape, **window))
+    if family == "qwen3":
+        return Qwen3ForCausalLM(Qwen3Config(**SHAPE))
+    if family == "mistral":
+        return MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None))
+    if family == "mistral-windowed":
+        return MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=SLIDING_WINDOW))
+    raise ValueError(family)
+
+
+FAMILIES = ("llama", "qwen2", "qwen2-windowed", "qwen3", "mistral", "mistral-windowed")
+
+
+def save(family: str, folder: Path) -> Path:
+    build(family).save_pretrained(folder)
+    return folder
