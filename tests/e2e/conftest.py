@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import pytest
 
 from tidelane.operator.kubernetes_cluster import KubernetesCluster, connect
 
-from ..cluster.conftest import binaries, cluster, controllers, namespace
-from ..cluster.harness import Cluster
+from ..cluster.conftest import binaries, cluster, controllers
+from ..cluster.conftest import namespace as bare_namespace
+from ..cluster.harness import Cluster, KubectlError
 from .operator_rig import OperatorRig
 
-__all__ = ["binaries", "cluster", "controllers", "namespace"]
+__all__ = ["binaries", "cluster", "controllers", "bare_namespace"]
 
 CRDS = Path(__file__).parents[2] / "crds"
 
@@ -24,6 +26,17 @@ def installed(cluster: Cluster) -> Cluster:
     cluster.kubectl("apply", "-f", str(CRDS))
     cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
     return cluster
+
+
+@pytest.fixture
+def namespace(installed: Cluster, bare_namespace: str) -> Iterator[str]:
+    """A fresh namespace whose services are gone afterwards, so that the operators of other tests do not take them up."""
+    yield bare_namespace
+    for name in installed.kubectl("get", "tlsvc", "-o", "name", namespace=bare_namespace).split():
+        with contextlib.suppress(KubectlError):
+            released = '{"metadata": {"finalizers": null}}'
+            installed.kubectl("patch", name, "--type=merge", "-p", released, namespace=bare_namespace)
+            installed.kubectl("delete", name, "--wait=false", namespace=bare_namespace)
 
 
 @pytest.fixture

@@ -69,7 +69,8 @@ class OperatorRig:
             process.wait()
         for name in self._ports:
             end_engines(self.folder / name)
-        for log in self.folder.glob("*.log") if error else ():
+        # Shown by pytest below a failure, and only there.
+        for log in self.folder.glob("*.log"):
             print(f"--- {log.name}\n{log.read_text(errors='replace')[-6000:]}")
 
     def start_agent(self, name: str = "node-a", *arguments: str) -> None:
@@ -82,10 +83,11 @@ class OperatorRig:
             *("--address", self.address, "--engine-command", shlex.join(engine), *arguments),
         )
 
-    def start_operator(self, *arguments: str) -> None:
+    def start_operator(self, *arguments: str, everywhere: bool = False) -> None:
         agents = [word for port in self._ports.values() for word in ("--agents", f"127.0.0.1:{port}")]
-        kubeconfig = str(self.cluster.kubeconfig)
-        self._start("operator", "operator", *agents, "--kubeconfig", kubeconfig, "--log-level", "debug", *arguments)
+        scope = () if everywhere else ("--namespace", self.namespace)
+        common = ("--kubeconfig", str(self.cluster.kubeconfig), "--log-level", "debug")
+        self._start("operator", "operator", *agents, *scope, *common, *arguments)
 
     def end(self, name: str, number: signal.Signals = signal.SIGTERM) -> int:
         process = self.processes.pop(name)

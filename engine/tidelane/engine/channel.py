@@ -101,7 +101,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     decode_units: int  # nominal; 0: not split
     prefill_units: int
     busy_s: dict[str, float]  # seconds since start by kind: split, decode_alone, prefill_alone, mixed, idle
-    steps: int  # launches that ended, decode steps and prefill slices alike: standing still with work at hand is being stuck
+    # Launches that ended, decode steps and prefill slices alike: to stand still with work at hand is to be stuck.
+    steps: int
     slo: Slo
     mode: str
     draining: bool = False
@@ -124,7 +125,7 @@ class Endpoint(Generic[Out, In]):
     def __init__(self, outgoing_path: str, incoming_path: str, incoming: Any) -> None:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[In] = msgspec.msgpack.Decoder(incoming)
-        # Two one-way sockets, since only the connecting side of a ZeroMQ socket can send to a peer that is not there yet.
+        # Two one-way sockets, since only the connecting side of a ZeroMQ socket can send to a peer not yet there.
         self._in = _socket(zmq.PULL)
         self._in.bind(f"ipc://{incoming_path}")
         self._out = _socket(zmq.PUSH)

@@ -55,7 +55,7 @@ class Ledger:
         self.draining = False
         self.preemptions = 0
         self.refusals = 0
-        self.steps = 0
+        self.steps = 0  # launches that ended: decode steps and prefill slices
         self.flight = Flight()
         self.pool = BlockPool(blocks)
         self._table = table
@@ -189,10 +189,10 @@ class Ledger:
     def commit(self, completion: Completion, now_s: float) -> None:
         """Take what a launch produced: computed tokens, new tokens, finished requests, freed blocks."""
         self._learn(completion)
+        self.steps += 1
         touched: list[tuple[str, int]] = []
         if completion.decode is not None:
             self.flight = replace(self.flight, decode=None, decode_units=0)
-            self.steps += 1
             touched += [(i, self._sequences[i].computed + 1) for i in completion.decode.ids]
         if completion.prefill is not None:
             self.flight = replace(self.flight, prefill=None, prefill_units=0)

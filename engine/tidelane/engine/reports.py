@@ -87,6 +87,7 @@ def _latency(window: LatencyWindow, percentile: int) -> serving_pb2.Latency:
         "queue_p99_s",
         "ttft_at_percentile_s",
         "tpot_at_percentile_s",
+        "ttft_target_ratio_at_percentile",
     ):
         setattr(latency, field, getattr(summary, field) or 0.0)
     return latency

@@ -23,6 +23,8 @@ class LatencySummary:
     queue_p99_s: float | None
     ttft_at_percentile_s: float | None
     tpot_at_percentile_s: float | None
+    # TTFT over the target of the request's own length: above 1 is late, whatever the mix of lengths.
+    ttft_target_ratio_at_percentile: float | None
 
 
 class LatencyWindow:
@@ -32,17 +34,18 @@ class LatencyWindow:
         self._clock = clock
         self._window_s = window_s
         self._started_s = clock()
-        self._ended: deque[tuple[float, Timeline | None, bool]] = deque()
+        self._ended: deque[tuple[float, Timeline | None, Slo]] = deque()
 
     def add(self, timeline: Timeline | None, slo: Slo) -> None:
-        self._ended.append((self._clock(), timeline, timeline is not None and timeline.meets(slo)))
+        self._ended.append((self._clock(), timeline, slo))
 
     def summary(self, slo_percentile: int) -> LatencySummary:
         now_s = self._clock()
         while self._ended and self._ended[0][0] < now_s - self._window_s:
             self._ended.popleft()
-        timelines = [t for _, t, _ in self._ended if t is not None]
-        within = sum(met for _, _, met in self._ended)
+        made_tokens = [(timeline, slo) for _, timeline, slo in self._ended if timeline is not None]
+        timelines = [timeline for timeline, _ in made_tokens]
+        within = sum(timeline.meets(slo) for timeline, slo in made_tokens)
         # Until the window has filled once, rates are over the time that there was.
         window_s = max(1.0, min(self._window_s, now_s - self._started_s))
 
@@ -62,4 +65,7 @@ class LatencyWindow:
             queue_p99_s=at(99, [t.queue_s for t in timelines]),
             ttft_at_percentile_s=at(slo_percentile, ttft),
             tpot_at_percentile_s=at(slo_percentile, tpot),
+            ttft_target_ratio_at_percentile=at(
+                slo_percentile, [t.ttft_s / slo.ttft_target_s(t.input_tokens) for t, slo in made_tokens]
+            ),
         )

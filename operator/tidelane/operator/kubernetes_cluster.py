@@ -1,4 +1,4 @@
-"""The cluster, when there is one: the API server, through server-side apply with one field manager."""
+"""The cluster, when there is one: the API server. Children are applied server-side; there is one field manager."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ _CHILD_PATHS: Final[Mapping[str, str]] = {
     "EndpointSlice": "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices",
 }
 _APPLY: Final = "application/apply-patch+yaml"
+_JSON_PATCH: Final = "application/json-patch+json"
 _GONE: Final = 404
 _CONFLICTS: Final = (409, 412, 422)
 
@@ -72,12 +73,15 @@ class KubernetesCluster(Cluster):
         service = await self._request("GET", _child_path("Service", ref))
         folder = _CHILD_PATHS["EndpointSlice"].format(namespace=ref.namespace)
         slices = await self._request("GET", folder, {"labelSelector": f"{SERVICE_LABEL}={ref.name}"})
-        found = [{**each, "kind": "EndpointSlice"} for each in (slices or {}).get("items", ())]
+        # Items of a list come without what its head says for all of them.
+        head = {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice"}
+        found = [{**each, **head} for each in (slices or {}).get("items", ())]
         return [service, *found] if service else found
 
     @override
     async def apply_child(self, manifest: RawObject) -> None:
-        await self._apply(_child_path(manifest["kind"], ObjectRef.of(manifest)), manifest)
+        path = _child_path(manifest["kind"], ObjectRef.of(manifest))
+        await self._request("PATCH", path, {"fieldManager": FIELD_MANAGER, "force": "true"}, manifest, _APPLY)
 
     @override
     async def delete_child(self, kind: str, ref: ObjectRef, uid: str) -> None:
@@ -85,9 +89,13 @@ class KubernetesCluster(Cluster):
 
     @override
     async def write_status(self, ref: ObjectRef, uid: str, status: Status) -> None:
-        metadata = {"name": ref.name, "namespace": ref.namespace, "uid": uid}
-        manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status}
-        await self._apply(f"{_service_path(ref)}/status", manifest)
+        # Not server-side apply: on this subresource that takes no uid as a condition, and the status of a former object
+        # of this name, with its placements, must not end up on another.
+        patch = [
+            {"op": "test", "path": "/metadata/uid", "value": uid},
+            {"op": "add", "path": "/status", "value": status},
+        ]
+        await self._patch(f"{_service_path(ref)}/status", patch)
 
     @override
     async def set_finalizers(self, ref: ObjectRef, finalizers: Sequence[str], resource_version: str) -> None:
@@ -95,7 +103,7 @@ class KubernetesCluster(Cluster):
             {"op": "test", "path": "/metadata/resourceVersion", "value": resource_version},
             {"op": "add", "path": "/metadata/finalizers", "value": list(finalizers)},
         ]
-        await self._request("PATCH", _service_path(ref), body=patch, content_type="application/json-patch+json")
+        await self._patch(_service_path(ref), patch)
 
     @override
     async def report(self, ref: ObjectRef, uid: str, report: Report) -> None:
@@ -123,9 +131,8 @@ class KubernetesCluster(Cluster):
             # Events are for people; nothing waits for one.
             log.warning("event not written", extra={"service": str(ref), "error": str(error)})
 
-    async def _apply(self, path: str, manifest: RawObject) -> None:
-        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        await self._request("PATCH", path, query, manifest, _APPLY)
+    async def _patch(self, path: str, patch: Sequence[Mapping[str, Any]]) -> None:
+        await self._request("PATCH", path, {"fieldManager": FIELD_MANAGER}, patch, _JSON_PATCH)
 
     async def _request(
         self,

@@ -99,11 +99,14 @@ def test_a_port_in_use_ends_it_with_a_reason(model_folder: Path, own_front: Fron
 
 
 def test_the_listeners_sockets_do_not_delay_small_writes(tmp_path: Path) -> None:
-    with listen(FrontConfig(str(tmp_path / "x"), "127.0.0.1", 0, 0, "tiny")) as listener:
-        with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
-            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) != 0
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
+    with (
+        listen(FrontConfig(str(tmp_path / "x"), "127.0.0.1", 0, 0, "tiny")) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) != 0
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
 
 
 def test_it_needs_neither_torch_nor_transformers() -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidelane.engine.bench.http_stream import Answer, Target, exchange
+from tidelane.engine.bench.http_stream import Answer, BrokenAnswer, Target, exchange
 from tidelane.engine.bench.outcome import Failure, Outcome
 from tidelane.engine.bench.prompts import prompt_of
 from tidelane.engine.bench.traffic import Arrival
@@ -44,8 +44,8 @@ class ChatClient:
         except TimeoutError:
             failure, detail = Failure.TIMEOUT, f"no end after {self.timeout_s:g} s"
         except OSError as error:
-            began = bool(stream.token_times_s)
-            failure, detail = Failure.BROKEN_STREAM if began else Failure.NO_CONNECTION, str(error)
+            broke_off = stream.begun or isinstance(error, BrokenAnswer)
+            failure, detail = Failure.BROKEN_STREAM if broke_off else Failure.NO_CONNECTION, str(error)
         return Outcome(
             arrival,
             sent_s,
@@ -73,6 +73,7 @@ class ChatClient:
     async def _read(self, answer: Answer, stream: _Stream) -> tuple[Failure | None, str]:
         if answer.status != 200:
             return _refusal(answer.status), f"{answer.status}: {_message(await answer.body())}"
+        stream.begun = True
         try:
             async for data in sse_data(answer):
                 if data == _DONE:
@@ -91,6 +92,7 @@ class _Stream:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self.begun = False
         self.token_times_s: list[float] = []
         self.input_tokens: int | None = None
         self.output_tokens = 0

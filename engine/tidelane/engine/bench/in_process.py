@@ -80,7 +80,7 @@ class InProcessEngine:
     """A loop over `loaded` on `cores` (a core may be named twice, so that few cores can run the splits of many).
 
     `table` defaults to all the splits of `cores`. `schedulers` are the policies by mode; `desk.mode` picks one, and may
-    be set at any moment. Public parts: `ledger`, `desk`, `executor`, `usage`, `loop`, `pool`, and `ended`, what the
+    be set at any moment. `model` is for a view of `loaded` that measures itself. Public parts: `ledger`, `desk`, `executor`, `usage`, `loop`, `pool`, and `ended`, what the
     ledger said of each request that ran to its end.
     """
 
@@ -96,14 +96,13 @@ class InProcessEngine:
         objective: Objective | None = None,
         schedulers: Mapping[str, Scheduler] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        warm: bool = True,
+        model: SlicedModel | None = None,
     ) -> None:
         layout = loaded.facts.kv_layout
-        model = SlicedModel(loaded.module)
+        model = model or SlicedModel(loaded.module)
         lanes = CpuLanes(cores, table or partition_table(len(cores)))
         self.pool = DevicePool.allocate(layout, kv_blocks, loaded.facts.dtype, torch.device("cpu"))
-        if warm:
-            warm_up(model, self.pool, lanes)
+        warm_up(model, self.pool, lanes)
         self.schedulers: Mapping[str, Scheduler] = schedulers or {
             ExecutionMode.LANES: LanesScheduler(),
             ExecutionMode.MIXED_BATCH: MixedScheduler(),

@@ -111,6 +111,7 @@ class _Front:
             uvicorn.Config(
                 build_app(self._service),
                 lifespan="off",
+                ws="none",
                 log_config=None,
                 access_log=False,
                 # Longer than proxies and clients keep idle connections, so that it is never we who close first.

@@ -1,0 +1,72 @@
+"""`make bench-engine`: the engine's speed as ratios, each measured in one run on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from tidelane.engine.bench import engine_cases, http_case
+from tidelane.engine.bench.ratio import Ratio
+from tidelane.engine.model.loading import LoadedModel, load
+from tidelane.engine.model.store import default_store, resolve
+
+Case = Callable[[LoadedModel, Sequence[int], int], list[Ratio]]
+
+CASES: Mapping[str, Case] = {
+    "single-stream": engine_cases.single_stream,
+    "batching": engine_cases.batching,
+    "loop-work": engine_cases.loop_work,
+    "lanes": engine_cases.lanes_against_mixed,
+    "http": http_case.http_cost,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(arguments)
+    console = Console(stderr=True)
+    loaded = load(
+        resolve(args.model, default_store(), console.print), "float32", None, torch.device("cpu")
+    )
+    cores = args.cores or tuple(sorted(os.sched_getaffinity(0)))
+    ratios: list[Ratio] = []
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        for name in args.only or CASES:
+            task = progress.add_task(f"measuring {name}, {args.rounds} rounds", total=None)
+            for ratio in CASES[name](loaded, cores, args.rounds):
+                ratios.append(ratio)
+                progress.console.file.flush()
+                print(ratio, flush=True)
+            progress.remove_task(task)
+    if args.json:
+        args.json.write_text(json.dumps([_plain(ratio) for ratio in ratios], indent=2) + "\n", encoding="utf-8")
+    return 1 if args.strict and not all(ratio.met for ratio in ratios) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--model", default="builtin://smollm2-135m-instruct", metavar="SOURCE")
+    add("--only", action="append", choices=tuple(CASES), help="measure this alone (may be repeated)")
+    add("--rounds", type=int, default=3, metavar="N", help="samples of each side; medians count (%(default)s)")
+    add("--cores", type=lambda text: tuple(int(part) for part in text.split(",")), metavar="0,1", help="cores to use (all)")
+    add("--json", type=Path, metavar="FILE", help="write all samples there")
+    add("--strict", action="store_true", help="exit with 1 if a ratio misses what is wanted")
+    return parser
+
+
+def _plain(ratio: Ratio) -> dict[str, object]:
+    return dataclasses.asdict(ratio) | {"value": ratio.value, "met": ratio.met}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+"""The whole control plane as processes: kubectl, a real API server, the operator, agents; engines are fake."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import urllib.request
+from typing import Any
+
+import pytest
+
+from tidelane.operator.children import publishable
+
+from ..operator.wrong_manifests import RIGHT
+from .operator_rig import OperatorRig, until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+
+def manifest(name: str = "chat", **spec: Any) -> dict[str, Any]:
+    made: dict[str, Any] = copy.deepcopy(dict(RIGHT))
+    made["metadata"]["name"] = name
+    made["spec"] |= spec
+    return made
+
+
+def slo(tpot: str) -> dict[str, Any]:
+    return {"ttft": "200ms", "tpot": tpot}
+
+
+@pytest.fixture
+def serving(rig: OperatorRig) -> OperatorRig:
+    rig.start_agent()
+    rig.start_operator()
+    rig.apply(manifest())
+    rig.until_serving()
+    return rig
+
+
+def test_apply_wait_get_patch_delete(rig: OperatorRig) -> None:
+    rig.start_agent()
+    rig.start_operator(everywhere=True)
+    rig.switch(
+        latency={
+            "requests": 40,
+            "ttft_at_percentile_s": 0.123,
+            "tpot_at_percentile_s": 0.045,
+            "attainment": 1.0,
+            "goodput_rps": 2.0,
+        }
+    )
+    rig.apply(manifest())
+    rig.kubectl("wait", "tlsvc/chat", "--for=condition=Ready", "--timeout=60s")
+    service = rig.get()
+    assert service
+    assert service["metadata"]["finalizers"] == ["tidelane.dev/replicas"]
+    assert service["status"]["endpoint"].startswith(f"http://{rig.address}:")
+
+    until(lambda: (rig.get() or {})["status"].get("ttft") == "120ms", "figures in status")
+    header, row = rig.kubectl("get", "tlsvc").splitlines()
+    assert header.split() == ["NAME", "MODEL", "READY", "REASON", "TTFT", "TPOT", "SLO", "LANES", "AGE"]
+    assert row.split()[:7] == ["chat", RIGHT["spec"]["model"]["source"], "True", "Serving", "120ms", "45ms", "Met"]
+
+    rig.kubectl("patch", "tlsvc", "chat", "--type=merge", "-p", json.dumps({"spec": {"slo": slo("40ms")}}))
+    patched = rig.until_serving(generation=2)
+    assert patched["status"]["effectiveSLO"]["tpot"] == "40ms"
+    assert len(rig.journal("started")) == 1
+    assert rig.journal("objective")[-1]["tpot_s"] == pytest.approx(0.04)
+
+    assert rig.get("service")
+    if publishable(rig.address):
+        endpoints = rig.get("endpointslice", "chat-0")
+        assert endpoints
+        assert endpoints["endpoints"][0]["addresses"] == [rig.address]
+        assert patched["status"]["endpoint"].endswith(f":{endpoints['ports'][0]['port']}/v1")
+    rig.kubectl("delete", "tlsvc", "chat", "--timeout=60s")
+    assert rig.engines() == []
+    assert rig.get("service") is None
+    assert rig.get("endpointslice", "chat-0") is None
+
+
+def test_events_tell_the_story(serving: OperatorRig) -> None:
+    events = json.loads(serving.kubectl("get", "events", "-o", "json"))["items"]
+    told = {each["reason"] for each in events if each["involvedObject"]["name"] == "chat"}
+    assert {"Placed", "Ready"} <= told
+
+
+def test_the_operator_writes_only_what_is_its_own(serving: OperatorRig) -> None:
+    fields = json.loads(serving.kubectl("get", "tlsvc", "chat", "-o", "json", "--show-managed-fields"))
+    managers = {
+        (each["manager"], each.get("subresource", ""), tuple(sorted(each["fieldsV1"])))
+        for each in fields["metadata"]["managedFields"]
+        if "kubectl" not in each["manager"]
+    }
+    assert {(subresource, tops) for _, subresource, tops in managers} == {
+        ("status", ("f:status",)),
+        ("", ("f:metadata",)),
+    }
+
+
+def test_a_steady_service_writes_nothing(serving: OperatorRig) -> None:
+    until(lambda: "goodput" in (serving.get() or {})["status"], "figures in status")
+    before = len([write for write in serving.cluster.writes() if write.namespace == serving.namespace])
+    # Longer than the interval of figures: what would be written in vain had its chance.
+    with pytest.raises(AssertionError):
+        until(
+            lambda: len([w for w in serving.cluster.writes() if w.namespace == serving.namespace]) > before,
+            "a write",
+            limit_s=14,
+        )
+
+
+def test_an_engine_that_dies_comes_back_and_ready_tells(serving: OperatorRig) -> None:
+    serving.switch(load_s=1.0)
+    [pid] = serving.engines()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: serving.condition("Ready")[0] == "False", "not ready")
+    serving.until_serving()
+    assert [pid] != serving.engines()
+
+
+def test_an_agent_that_restarts_keeps_its_engine_and_ready_does_not_blink(serving: OperatorRig) -> None:
+    [since] = [each for each in (serving.get() or {})["status"]["conditions"] if each["type"] == "Ready"]
+    engines = serving.engines()
+    serving.end("node-a", signal.SIGKILL)
+    serving.start_agent()
+    serving.kubectl("patch", "tlsvc", "chat", "--type=merge", "-p", json.dumps({"spec": {"slo": slo("30ms")}}))
+    after = serving.until_serving(generation=2)
+    assert serving.engines() == engines
+    [ready] = [each for each in after["status"]["conditions"] if each["type"] == "Ready"]
+    assert ready["lastTransitionTime"] == since["lastTransitionTime"]
+
+
+def test_deleted_while_the_operator_was_stopped(serving: OperatorRig) -> None:
+    assert serving.end("operator") == 0
+    serving.kubectl("delete", "tlsvc", "chat", "--wait=false")
+    assert serving.engines()
+    assert serving.get()
+    serving.start_operator()
+    serving.until_gone()
+    assert serving.engines() == []
+
+
+def test_an_operator_that_restarts_moves_nothing(serving: OperatorRig) -> None:
+    engines = serving.engines()
+    serving.end("operator", signal.SIGKILL)
+    serving.start_operator()
+    serving.kubectl("patch", "tlsvc", "chat", "--type=merge", "-p", json.dumps({"spec": {"slo": slo("30ms")}}))
+    serving.until_serving(generation=2)
+    assert serving.engines() == engines
+
+
+def test_a_node_that_vanishes_is_replaced_and_must_let_go_when_it_returns(rig: OperatorRig) -> None:
+    rig.start_agent("node-a")
+    rig.start_agent("node-b")
+    rig.start_operator("--unreachable-after", "1", "--move-after", "2")
+    rig.apply(manifest())
+    first = rig.until_serving()
+    [placement] = first["status"]["placements"]
+    lost = placement["node"]
+    rig.processes[lost].send_signal(signal.SIGSTOP)
+
+    def moved() -> bool:
+        status = (rig.get() or {}).get("status", {})
+        return bool(status["placements"][0]["node"] != lost and rig.condition("Ready")[0] == "True")
+
+    until(moved, "placed on the other node")
+    assert len(rig.engines()) == 2
+    rig.processes[lost].send_signal(signal.SIGCONT)
+    until(lambda: len(rig.engines()) == 1, "the node that returned let go")
+    assert rig.condition("Ready") == ("True", "Serving")
+
+
+def test_the_api_server_restarts(serving: OperatorRig) -> None:
+    serving.cluster.restart_api_server()
+    serving.kubectl("patch", "tlsvc", "chat", "--type=merge", "-p", json.dumps({"spec": {"slo": slo("30ms")}}))
+    serving.until_serving(generation=2)
+    serving.kubectl("delete", "service", "chat")
+    until(lambda: serving.get("service"), "the Service is made again")
+    assert len(serving.journal("started")) == 1
+
+
+def test_no_room_is_told_with_the_field(rig: OperatorRig) -> None:
+    rig.start_agent()
+    rig.start_operator()
+    rig.apply(manifest(resources={"gpus": 8}))
+    rig.until_condition("Scheduled", "False", "NoRoom")
+    conditions = (rig.get() or {})["status"]["conditions"]
+    [scheduled] = [each for each in conditions if each["type"] == "Scheduled"]
+    assert "spec.resources.gpus: 8 wanted; no node has more than 1" in scheduled["message"]
+    rig.kubectl("patch", "tlsvc", "chat", "--type=merge", "-p", '{"spec": {"resources": {"gpus": 1}}}')
+    rig.until_serving(generation=2)
+
+
+def test_a_second_service_waits_for_room_and_gets_it(serving: OperatorRig) -> None:
+    serving.apply(manifest("second"))
+    serving.until_condition("Scheduled", "False", "NoRoom", service="second")
+    serving.kubectl("delete", "tlsvc", "chat", "--timeout=60s")
+    serving.until_serving(service="second")
+
+
+def test_what_cannot_be_done_yet_is_told(rig: OperatorRig) -> None:
+    rig.start_agent()
+    rig.start_operator()
+    rig.apply(manifest(execution={"mode": "Disaggregated"}))
+    rig.until_condition("Stalled", "True", "NotSupportedYet")
+    assert rig.journal("started") == []
+
+
+def test_an_agent_gone_for_good_holds_a_deletion_until_it_is_forced(serving: OperatorRig) -> None:
+    serving.end("node-a", signal.SIGKILL)
+    serving.kubectl("delete", "tlsvc", "chat", "--wait=false")
+    serving.until_condition("Ready", "False", "Deleting")
+    serving.kubectl("annotate", "tlsvc", "chat", "tidelane.dev/force-delete=true")
+    serving.until_gone()
+    # The agent comes back after all, with an engine that nobody owns any more.
+    serving.start_agent()
+    until(lambda: serving.engines() == [], "the engine is stopped")
+
+
+def test_liveness(rig: OperatorRig) -> None:
+    rig.start_agent()
+    rig.start_operator("--liveness", "http://127.0.0.1:28999/healthz")
+
+    def alive() -> bool:
+        try:
+            with urllib.request.urlopen("http://127.0.0.1:28999/healthz", timeout=5) as answer:
+                return bool(json.load(answer) == {"control": "alive"})
+        except OSError:
+            return False
+
+    until(alive, "the probe answers")
