@@ -240,3 +240,19 @@ async def test_a_status_that_cannot_be_written_keeps_the_agent_unasked(rig: Rig)
     rig.cluster.write_status = write  # type: ignore[method-assign]
     await rig.again()
     assert len(rig.agents.calls) == 1
+
+
+async def test_room_of_a_deleted_service_goes_to_the_one_that_waits() -> None:
+    rig = Rig("a")
+    rig.put(CHAT)
+    await rig.settle()
+    rig.put(OTHER)
+    await rig.settle()
+    assert rig.reconciler.waiting() == {OTHER}
+    rig.cluster.delete(CHAT)
+    await rig.reconciler.reconcile(CHAT)
+    # Its agent has let go of it, and the object is still there.
+    assert await rig.cluster.service(CHAT)
+    await rig.again(OTHER)
+    await rig.again(OTHER)
+    assert await rig.condition(OTHER, "Ready") == ("True", "Serving")

@@ -110,7 +110,7 @@ def unsupported(mode: ExecutionMode) -> str:
 
 def start_control_server(room: ControlRoom, socket_path: str) -> grpc.Server:
     """Serve the Engine service on the Unix socket at `socket_path`."""
-    server = grpc.server(ThreadPoolExecutor(max_workers=8, thread_name_prefix="control"))
+    server = grpc.server(ThreadPoolExecutor(max_workers=16, thread_name_prefix="control"))
     serving_pb2_grpc.add_EngineServicer_to_server(EngineService(room), server)
     server.add_insecure_port(f"unix:{socket_path}")
     server.start()

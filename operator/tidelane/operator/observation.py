@@ -139,7 +139,7 @@ class Timing:
     """How long the operator waits for what.
 
     After `unreachable_s` without its agent a replica no longer counts as ready; after `move_s` it is placed elsewhere;
-    after `forget_s` a deletion no longer waits for it.
+    after `forget_s` a deletion no longer waits for it. `recheck_s` is a safety net under the events that tell of room.
     """
 
     unreachable_s: float = 10.0
@@ -148,3 +148,4 @@ class Timing:
     drain_s: float = 30.0
     figures_s: float = 10.0
     refusal_s: float = 15.0
+    recheck_s: float = 60.0

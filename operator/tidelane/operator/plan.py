@@ -262,6 +262,8 @@ def _identity(child: RawObject) -> tuple[str, str]:
 
 def _deadlines(service: Service, placements: Placements, observed: Observed, timing: Timing) -> Iterator[float]:
     """When time alone changes what is to be done."""
+    if placements.waiting:
+        yield timing.recheck_s
     for index, node in placements.owners.items():
         lost_s = observed.lost_for_s(node)
         if observed.connected(node) is None:

@@ -176,7 +176,8 @@ class Reconciler:
     def _claim(self, service: Service, placements: Mapping[int, str]) -> None:
         owners = {service.replica_ref(index): node for index, node in placements.items()}
         devices = 1 if isinstance(service.spec, str) else service.spec.devices
-        self._claims[service.ref] = _Claims(owners, devices)
+        # What is being deleted starts nothing more: the room of its replicas is as free as their agents say.
+        self._claims[service.ref] = _Claims(owners, 0 if service.deleting else devices)
 
     async def _act(self, ref: ObjectRef, service: Service | None, action: Action) -> bool:
         """Returns whether an agent refused, so that another plan is due."""

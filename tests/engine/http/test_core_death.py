@@ -16,7 +16,8 @@ import pytest
 from engine.http.fake_loop import PATIENCE_S, Script
 from engine.http.front_process import FrontProcess
 from engine.http.sse import DONE, events
-from tidelane.engine.http.config import FrontConfig
+from engine.http.tiny_model import facts_of, write_model_folder
+from tidelane.engine.http.config import EX_CONFIG, FrontConfig
 from tidelane.engine.http.front import listen
 
 BODY = {"model": "tiny", "prompt": "hi", "max_tokens": 50}
@@ -96,6 +97,25 @@ def test_a_port_in_use_ends_it_with_a_reason(model_folder: Path, own_front: Fron
     )
     assert ended.returncode == 1
     assert f"cannot listen on 127.0.0.1:{own_front.port}" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "content"), [("tokenizer.json", "{}"), ("tokenizer.json", None), ("chat_template.jinja", "{% if %}")]
+)
+def test_a_model_without_a_usable_tokenizer_is_a_configuration_error(
+    tmp_path: Path, file: str, content: str | None
+) -> None:
+    write_model_folder(tmp_path)
+    facts = facts_of(tmp_path, "tiny")
+    (tmp_path / file).unlink(missing_ok=True)
+    if content is not None:
+        (tmp_path / file).write_text(content)
+    front = FrontProcess(tmp_path, facts)
+    try:
+        assert front.process.wait(PATIENCE_S) == EX_CONFIG
+    finally:
+        front.stop()
+    assert "cannot load the tokenizer" in (tmp_path / "front.log").read_text()
 
 
 def test_the_listeners_sockets_do_not_delay_small_writes(tmp_path: Path) -> None:

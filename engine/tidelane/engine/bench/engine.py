@@ -33,9 +33,7 @@ CASES: Mapping[str, Case] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     console = Console(stderr=True)
-    loaded = load(
-        resolve(args.model, default_store(), console.print), "float32", None, torch.device("cpu")
-    )
+    loaded = load(resolve(args.model, default_store(), console.print), "float32", None, torch.device("cpu"))
     cores = args.cores or tuple(sorted(os.sched_getaffinity(0)))
     ratios: list[Ratio] = []
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
@@ -58,7 +56,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", default="builtin://smollm2-135m-instruct", metavar="SOURCE")
     add("--only", action="append", choices=tuple(CASES), help="measure this alone (may be repeated)")
     add("--rounds", type=int, default=3, metavar="N", help="samples of each side; medians count (%(default)s)")
-    add("--cores", type=lambda text: tuple(int(part) for part in text.split(",")), metavar="0,1", help="cores to use (all)")
+    add(
+        "--cores",
+        type=lambda text: tuple(int(part) for part in text.split(",")),
+        metavar="0,1",
+        help="cores to use (all)",
+    )
     add("--json", type=Path, metavar="FILE", help="write all samples there")
     add("--strict", action="store_true", help="exit with 1 if a ratio misses what is wanted")
     return parser

@@ -78,9 +78,10 @@ class _Generate:
         from transformers import AutoModelForCausalLM
 
         self._threads = threads
-        self._model: Any = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             loaded.facts.folder, dtype=loaded.facts.dtype, attn_implementation="sdpa", local_files_only=True
-        ).eval()
+        )
+        self._model = model.eval()
         self._model.generation_config.eos_token_id = None
 
     def tokens_per_s(self) -> float:

@@ -14,7 +14,7 @@ from typing import Self
 import torch
 
 from tidelane.engine.assembly import warm_up
-from tidelane.engine.channel import Abort, Accepted, Refused, Submit, ToFront, ToLoop, Tokens
+from tidelane.engine.channel import Abort, Accepted, Refused, Submit, ToFront, Tokens, ToLoop
 from tidelane.engine.execution.cpu import CpuExecutor
 from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.lanes.cores import CpuLanes
@@ -45,7 +45,7 @@ class MemoryDesk:
 
     def __init__(self, wakeup: Wakeup, mode: ExecutionMode) -> None:
         self.mode = mode
-        self.heard: Callable[[ToFront], None] = lambda message: None
+        self.heard: Callable[[ToFront], None] | None = None
         self.sent: list[ToFront] = []
         self._wakeup = wakeup
         self._incoming: deque[ToLoop] = deque()
@@ -65,8 +65,9 @@ class MemoryDesk:
 
     def send(self, messages: list[ToFront]) -> None:
         self.sent += messages
-        for message in messages:
-            self.heard(message)
+        if self.heard is not None:
+            for message in messages:
+                self.heard(message)
 
     def policy(self) -> str:
         return self.mode
@@ -80,8 +81,10 @@ class InProcessEngine:
     """A loop over `loaded` on `cores` (a core may be named twice, so that few cores can run the splits of many).
 
     `table` defaults to all the splits of `cores`. `schedulers` are the policies by mode; `desk.mode` picks one, and may
-    be set at any moment. `model` is for a view of `loaded` that measures itself. Public parts: `ledger`, `desk`, `executor`, `usage`, `loop`, `pool`, and `ended`, what the
-    ledger said of each request that ran to its end.
+    be set at any moment. `model` is for a view of `loaded` that measures itself.
+
+    Public parts: `ledger`, `desk`, `executor`, `usage`, `loop`, `pool`, and `ended`, what the ledger said of each
+    request that ran to its end.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ async def generate(
     seed: int = 0,
     ignore_eos: bool = True,
     timeout_s: float = 600.0,
-    tell: Callable[[Progress], None] = lambda progress: None,
+    tell: Callable[[Progress], None] | None = None,
 ) -> LoadRun:
     """Send `traffic` to the chat route of the server at `url`, and wait for the last answer."""
     start_s = time.monotonic()
@@ -57,8 +57,9 @@ async def generate(
     sent = 0
 
     def report() -> None:
-        failed = sum(each.failure is not None for each in outcomes)
-        tell(Progress(clock(), len(outcomes), sent - len(outcomes), failed))
+        if tell is not None:
+            failed = sum(each.failure is not None for each in outcomes)
+            tell(Progress(clock(), len(outcomes), sent - len(outcomes), failed))
 
     async def ask(number: int) -> None:
         outcomes.append(await client.ask(traffic.arrivals[number], f"{seed}:{number}"))

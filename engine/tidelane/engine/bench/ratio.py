@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
+from typing_extensions import override
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -19,13 +21,17 @@ class Measured:
     def middle(self) -> float:
         return median(self.samples)
 
+    @override
     def __str__(self) -> str:
         return f"{self.name} {self.middle:.4g} {self.unit}"
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """`over` divided by `under`, wanted at least `at_least` or at most `at_most`. `price`: what it cost, to be read beside it."""
+    """`over` divided by `under`, wanted at least `at_least` or at most `at_most`.
+
+    `price` is what it cost, to be read beside it.
+    """
 
     name: str
     over: Measured
@@ -43,6 +49,7 @@ class Ratio:
         above = self.at_least is None or self.value >= self.at_least
         return above and (self.at_most is None or self.value <= self.at_most)
 
+    @override
     def __str__(self) -> str:
         want = f">= {self.at_least:g}" if self.at_least is not None else f"<= {self.at_most:g}"
         price = f" [{self.price}]" if self.price else ""

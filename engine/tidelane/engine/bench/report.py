@@ -1,4 +1,4 @@
-"""From outcomes to figures: latency against targets, attainment, goodput, and how far the generator is to be trusted."""
+"""From outcomes to figures: latency against targets, attainment, goodput, and how late the generator was."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ class Report:
 
     @property
     def generator_was_late(self) -> bool:
-        return any(spread is not None and spread.p99_s > TRUSTED_LATENESS_S for spread in (self.lateness, self.loop_lag))
+        return any(
+            spread is not None and spread.p99_s > TRUSTED_LATENESS_S for spread in (self.lateness, self.loop_lag)
+        )
 
 
 def summarise(run: LoadRun, duration_s: float, slo: Slo | None) -> Report:

@@ -28,14 +28,13 @@ def latency_table(report: Report, title: str) -> Table:
 def notes(report: Report) -> list[str]:
     """What a reader must know besides the table."""
     lines = [
-        f"{report.total.output_tokens} tokens in {report.ended_s:.1f} s: {report.output_tokens_per_s:.1f} tokens a second",
+        f"{report.total.output_tokens} tokens in {report.ended_s:.1f} s: {report.output_tokens_per_s:.1f} a second",
         *report.details,
     ]
     if report.generator_was_late:
         lines.append(
-            "the load generator itself was late "
-            f"(sending p99 {seconds(report.lateness, 'p99_s')}, its event loop p99 {seconds(report.loop_lag, 'p99_s')}): "
-            "latencies above hold some of its own delay"
+            f"the load generator itself was late (sending p99 {seconds(report.lateness, 'p99_s')}, "
+            f"its event loop p99 {seconds(report.loop_lag, 'p99_s')}): latencies above hold some of its own delay"
         )
     return lines
 

@@ -61,7 +61,9 @@ def parse_kind(text: str) -> Kind:
     """`NAME:rate=RPS,in=LOW-HIGH,out=LOW-HIGH`, where a single number stands for a range of one."""
     match = _KIND.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r}: expected NAME:rate=RPS,in=LOW-HIGH,out=LOW-HIGH, as in chat:rate=2,in=20-60,out=50")
+        raise ValueError(
+            f"{text!r}: expected NAME:rate=RPS,in=LOW-HIGH,out=LOW-HIGH, as in chat:rate=2,in=20-60,out=50"
+        )
     name, rate, *bounds = match.groups()
     in_low, in_high, out_low, out_high = (None if bound is None else int(bound) for bound in bounds)
     assert in_low is not None
@@ -76,6 +78,8 @@ def poisson(kinds: Sequence[Kind], duration_s: float, seed: int) -> Traffic:
         draw = random.Random(f"{seed}:{kind.name}")
         at_s = draw.expovariate(kind.rate_rps)
         while at_s < duration_s:
-            arrivals.append(Arrival(at_s, draw.randint(*kind.input_tokens), draw.randint(*kind.output_tokens), kind.name))
+            arrivals.append(
+                Arrival(at_s, draw.randint(*kind.input_tokens), draw.randint(*kind.output_tokens), kind.name)
+            )
             at_s += draw.expovariate(kind.rate_rps)
     return Traffic(tuple(sorted(arrivals, key=lambda each: each.at_s)), duration_s)

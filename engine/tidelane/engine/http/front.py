@@ -10,7 +10,6 @@ import os
 import secrets
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,6 @@ from tidelane.engine.http.app import build_app
 from tidelane.engine.http.config import EX_CONFIG, FrontConfig
 from tidelane.engine.http.link import LoopLink
 from tidelane.engine.http.metrics import Metrics
-from tidelane.engine.http.pieces import UnsupportedTokenizer
 from tidelane.engine.http.service import Model, Service, core_lost
 from tidelane.engine.http.tokenizer import Tokenizer
 
@@ -61,8 +59,7 @@ def run_front(config: FrontConfig) -> int:
     try:
         listener = listen(config)
     except OSError as error:
-        _log.error("cannot listen", extra={"host": config.host, "port": config.port, "error": str(error)})
-        print(f"cannot listen on {config.host}:{config.port}: {error}", file=sys.stderr)
+        _log.error("cannot listen on %s:%d: %s", config.host, config.port, error)
         return 1
     return asyncio.run(_Front(config, listener).run())
 
@@ -70,12 +67,12 @@ def run_front(config: FrontConfig) -> int:
 def listen(config: FrontConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.create_server((config.host, config.port), family=family, backlog=2048)
-    # Accepted sockets inherit these. A peer that acknowledges nothing, or keeps its window shut, or vanished while its
-    # request waits, would hold a connection for ever.
-    stall_s = int(config.limits.stall_s)
-    # asyncio would set it, but only on sockets that name their protocol. Without it the second write of an answer waits
-    # for the acknowledgement of the first, which the peer delays by 40 ms.
+    # Accepted sockets inherit all of these. NODELAY: asyncio would set it, but only on sockets that name their protocol;
+    # without it the second write of an answer waits for the acknowledgement of the first, which peers delay by 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # A peer that acknowledges nothing, keeps its window shut, or vanished while its request waits would hold a
+    # connection for ever.
+    stall_s = int(config.limits.stall_s)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, stall_s)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_s * 1000)
@@ -96,7 +93,6 @@ class _Front:
         self._config = config
         self._listener = listener
         self._exit_code = 0
-        self._tasks: set[asyncio.Task[None]] = set()
         self._workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
 
     async def run(self) -> int:
@@ -144,19 +140,24 @@ class _Front:
         self._server.should_exit = True
 
     def _on_facts(self, facts: Facts) -> None:
-        task = self._loop.create_task(self._load_model(facts))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._loading = self._loop.create_task(self._load_model(facts))
+        self._loading.add_done_callback(self._on_loaded)
 
-    async def _load_model(self, facts: Facts) -> None:
+    async def _load_model(self, facts: Facts) -> Model:
         folder = Path(facts.model_folder)
-        try:
-            tokenizer = await self._loop.run_in_executor(
-                self._workers, lambda: Tokenizer.load(folder, lambda: datetime.now().astimezone())
-            )
-        except (OSError, ValueError, LookupError, UnsupportedTokenizer) as error:
-            _log.error("cannot load the tokenizer of %s: %s", folder, error)
-            self._exit_code = EX_CONFIG
-            self._close()
+        tokenizer = await self._loop.run_in_executor(
+            self._workers, lambda: Tokenizer.load(folder, lambda: datetime.now().astimezone())
+        )
+        return Model(facts, tokenizer)
+
+    def _on_loaded(self, task: asyncio.Task[Model]) -> None:
+        if task.cancelled():
             return
-        self._service.model = Model(facts, tokenizer)
+        # Whatever it is: `tokenizers` raises bare Exceptions, and without a tokenizer there is nothing to serve.
+        error = task.exception()
+        if error is None:
+            self._service.model = task.result()
+            return
+        _log.error("cannot load the tokenizer", exc_info=error)
+        self._exit_code = EX_CONFIG
+        self._close()

@@ -1,0 +1,162 @@
+"""`tidelane serve` as a process, with the built-in model: control, aborts, sudden death."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+from google.protobuf import json_format
+
+from agent.engine_control_contract import EngineControlContract, RunningEngine, StartEngine, objective
+from tidelane.rpc import serving_pb2
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MODEL = "builtin://smollm2-135m-instruct"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def serve_command(port: int, folder: Path, mode: serving_pb2.ExecutionMode = serving_pb2.LANES) -> list[str]:
+    wanted = objective(revision=1)
+    wanted.mode = mode
+    return [
+        *(sys.executable, "-m", "tidelane.cli.main", "serve", "--model", MODEL, "--served-name", "chat"),
+        *("--port", str(port), "--control-socket", str(folder / "control")),
+        *("--objective", json_format.MessageToJson(wanted), "--kv-pool-memory", str(512 << 20)),
+    ]
+
+
+class TestControl(EngineControlContract):
+    @pytest.fixture
+    async def start_engine(self, tmp_path: Path) -> AsyncIterator[StartEngine]:
+        started: list[asyncio.subprocess.Process] = []
+
+        async def start(extra: Sequence[str]) -> RunningEngine:
+            port = free_port()
+            process = await asyncio.create_subprocess_exec(*serve_command(port, tmp_path), *extra)
+            started.append(process)
+            return RunningEngine(process, tmp_path / "control", "127.0.0.1", port, initial_revision=1)
+
+        yield start
+        for process in started:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+class Served:
+    """A serving engine, and what a client needs of it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
+        self.process = process
+        self.url = f"http://127.0.0.1:{port}"
+
+    async def until_ready(self) -> None:
+        async with httpx.AsyncClient() as client, asyncio.timeout(180):
+            while True:
+                with suppress(httpx.TransportError):
+                    if (await client.get(f"{self.url}/ready")).status_code == 200:
+                        return
+                assert self.process.poll() is None, "the engine ended"
+                await asyncio.sleep(0.2)  # the interval of a poll with a deadline
+
+    async def metric(self, name: str) -> float:
+        async with httpx.AsyncClient() as client:
+            lines = (await client.get(f"{self.url}/metrics")).text.splitlines()
+        return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"tidelane_{name}"))
+
+    async def until_idle(self) -> None:
+        async with asyncio.timeout(60):
+            while await self.metric("num_requests_running") + await self.metric("num_requests_waiting") > 0:
+                await asyncio.sleep(0.1)  # the interval of a poll with a deadline
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    port = free_port()
+    process = subprocess.Popen(serve_command(port, tmp_path))
+    yield Served(process, port)
+    process.kill()
+    process.wait()
+
+
+async def text_of(client: openai.AsyncOpenAI, prompt: str, tokens: int) -> str:
+    stream = await client.completions.create(
+        model="chat", prompt=prompt, max_tokens=tokens, temperature=0, stream=True, extra_body={"ignore_eos": True}
+    )
+    return "".join([chunk.choices[0].text async for chunk in stream])
+
+
+async def leave_early(url: str, chance: random.Random) -> None:
+    """One client that goes away at a random moment: while sending, queued, in prefill or in mid-stream."""
+    body = {
+        "model": "chat",
+        "prompt": "word " * chance.randint(1, 300),
+        "max_tokens": 200,
+        "stream": chance.random() < 0.7,
+        "ignore_eos": True,
+    }
+    with suppress(TimeoutError, httpx.HTTPError):
+        async with httpx.AsyncClient() as client, asyncio.timeout(chance.uniform(0.001, 8.0)):
+            async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
+                async for _ in response.aiter_bytes():
+                    pass
+
+
+async def test_200_clients_that_leave_free_all_blocks_and_disturb_nobody(served: Served) -> None:
+    await served.until_ready()
+    prompts = ["The capital of France is", "One, two, three, four,", "Water boils at"]
+    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", timeout=300) as client:
+        expected = [await text_of(client, prompt, 60) for prompt in prompts]
+        chance = random.Random(11)
+        steady = [asyncio.create_task(text_of(client, prompt, 60)) for prompt in prompts]
+        await asyncio.gather(*(leave_early(served.url, random.Random(chance.random())) for _ in range(200)))
+        undisturbed = await asyncio.gather(*steady)
+    # Another batch sums in another order, so that a near-tie may flip late in a text; the beginnings must agree.
+    assert [text[:80] for text in undisturbed] == [text[:80] for text in expected]
+    await served.until_idle()
+    assert await served.metric("kv_cache_usage_perc") == 0.0
+
+
+async def test_killed_in_mid_stream_every_client_hears_of_it_and_nothing_stays(served: Served) -> None:
+    await served.until_ready()
+    family = psutil.Process(served.process.pid).children(recursive=True)
+
+    async def listen() -> list[str]:
+        body = {"model": "chat", "prompt": "Once", "max_tokens": 2000, "stream": True, "ignore_eos": True}
+        lines: list[str] = []
+        async with httpx.AsyncClient(timeout=60) as client:
+            async with client.stream("POST", f"{served.url}/v1/completions", json=body) as response:
+                async for line in response.aiter_lines():
+                    if line:
+                        lines.append(line)
+                    if len(lines) == 3:
+                        heard.release()
+        return lines
+
+    heard = asyncio.Semaphore(0)
+    listeners = [asyncio.create_task(listen()) for _ in range(4)]
+    for _ in listeners:
+        await heard.acquire()
+    served.process.kill()
+    for lines in await asyncio.gather(*listeners):
+        assert lines[-1].startswith('data: {"error"')
+        assert sum(line.startswith('data: {"error"') for line in lines) == 1
+    gone, alive = await asyncio.to_thread(psutil.wait_procs, family, 5)
+    assert alive == []
+    assert len(gone) >= 1
