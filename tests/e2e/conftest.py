@@ -15,7 +15,7 @@ from ..cluster.conftest import namespace as bare_namespace
 from ..cluster.harness import Cluster, KubectlError
 from .operator_rig import OperatorRig
 
-__all__ = ["binaries", "cluster", "controllers", "bare_namespace"]
+__all__ = ["bare_namespace", "binaries", "cluster", "controllers"]
 
 CRDS = Path(__file__).parents[2] / "crds"
 

@@ -75,13 +75,17 @@ class OperatorRig:
 
     def start_agent(self, name: str = "node-a", *arguments: str) -> None:
         port = self._ports.setdefault(name, _free_port())
-        engine = (sys.executable, str(_ENGINE), "--switches", str(self._switches), "--journal", str(self._journal))
         self._journal.touch()
         self._start(
             name,
             *("agent", "--listen", f"127.0.0.1:{port}", "--node-name", name, "--state-dir", str(self.folder / name)),
-            *("--address", self.address, "--engine-command", shlex.join(engine), *arguments),
+            *(*self.engine_arguments(), *arguments),
         )
+
+    def engine_arguments(self) -> tuple[str, ...]:
+        """Flags of the agent: which engine it starts, and under which address."""
+        engine = (sys.executable, str(_ENGINE), "--switches", str(self._switches), "--journal", str(self._journal))
+        return ("--address", self.address, "--engine-command", shlex.join(engine))
 
     def start_operator(self, *arguments: str, everywhere: bool = False) -> None:
         agents = [word for port in self._ports.values() for word in ("--agents", f"127.0.0.1:{port}")]

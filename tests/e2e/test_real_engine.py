@@ -112,10 +112,13 @@ async def leave_early(url: str, chance: random.Random) -> None:
         "ignore_eos": True,
     }
     with suppress(TimeoutError, httpx.HTTPError):
-        async with httpx.AsyncClient() as client, asyncio.timeout(chance.uniform(0.001, 8.0)):
-            async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
-                async for _ in response.aiter_bytes():
-                    pass
+        async with (
+            asyncio.timeout(chance.uniform(0.001, 8.0)),
+            httpx.AsyncClient() as client,
+            client.stream("POST", f"{url}/v1/completions", json=body) as response,
+        ):
+            async for _ in response.aiter_bytes():
+                pass
 
 
 async def test_200_clients_that_leave_free_all_blocks_and_disturb_nobody(served: Served) -> None:
@@ -140,13 +143,15 @@ async def test_killed_in_mid_stream_every_client_hears_of_it_and_nothing_stays(s
     async def listen() -> list[str]:
         body = {"model": "chat", "prompt": "Once", "max_tokens": 2000, "stream": True, "ignore_eos": True}
         lines: list[str] = []
-        async with httpx.AsyncClient(timeout=60) as client:
-            async with client.stream("POST", f"{served.url}/v1/completions", json=body) as response:
-                async for line in response.aiter_lines():
-                    if line:
-                        lines.append(line)
-                    if len(lines) == 3:
-                        heard.release()
+        async with (
+            httpx.AsyncClient(timeout=60) as client,
+            client.stream("POST", f"{served.url}/v1/completions", json=body) as response,
+        ):
+            async for line in response.aiter_lines():
+                if line:
+                    lines.append(line)
+                if len(lines) == 3:
+                    heard.release()
         return lines
 
     heard = asyncio.Semaphore(0)

@@ -82,7 +82,7 @@ def _traffic(args: argparse.Namespace) -> Traffic:
 async def _measure(args: argparse.Namespace, traffic: Traffic) -> Report:
     slo = await _targets(args)
     # Progress goes to stderr, so that stdout holds the report alone.
-    with LoadMeter(Console(stderr=True), traffic) as meter:
+    with LoadMeter(Console(stderr=True), len(traffic.arrivals)) as meter:
         run = await generate(
             args.url,
             args.model,
@@ -90,7 +90,7 @@ async def _measure(args: argparse.Namespace, traffic: Traffic) -> Report:
             seed=args.seed,
             ignore_eos=not args.stop_early,
             timeout_s=args.timeout,
-            tell=meter.tell,
+            tell=meter.follow,
         )
     return summarise(run, traffic.duration_s, slo)
 

@@ -33,7 +33,12 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     reason: FinishReason = FinishReason.ABORTED
 
 
-ToLoop = Submit | Abort
+class FrontReady(msgspec.Struct, frozen=True, tag=True):
+    """The front has what it needs of the model and answers requests; sent once, after `Facts`."""
+
+
+AboutRequest = Submit | Abort
+ToLoop = AboutRequest | FrontReady
 
 
 # ---- loop -> front -------------------------------------------------------------------------------------------------
@@ -98,7 +103,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     preemptions: int
     lane_moves: int
     compute_units: int
-    decode_units: int  # nominal; 0: not split
+    decode_units: int  # as last split; 0: never split yet
     prefill_units: int
     busy_s: dict[str, float]  # seconds since start by kind: split, decode_alone, prefill_alone, mixed, idle
     # Launches that ended, decode steps and prefill slices alike: to stand still with work at hand is to be stuck.
@@ -106,6 +111,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     slo: Slo
     mode: str
     draining: bool = False
+    lane_moves_to: dict[str, int] = {}  # by the border moved to: "1+3" (decode and prefill units), "whole"
 
 
 ToFront = Accepted | Refused | Tokens | Facts | Heartbeat
@@ -147,7 +153,7 @@ class Endpoint(Generic[Out, In]):
     def fileno(self) -> int:
         """A descriptor that becomes readable when messages come. Edge-triggered: after each wake-up, call `receive(0)`
         until it returns None, or the next wake-up may never come."""
-        return self._in.getsockopt(zmq.FD)
+        return int(self._in.getsockopt(zmq.FD))
 
     def close(self) -> None:
         self._in.close(linger=0)

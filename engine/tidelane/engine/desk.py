@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import zmq
 
-from tidelane.engine.channel import Endpoint, Heartbeat, ToFront, ToLoop
+from tidelane.engine.channel import AboutRequest, Endpoint, FrontReady, Heartbeat, ToFront, ToLoop
 from tidelane.engine.control import ControlRoom
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.reports import engine_status, heartbeat, scheduling_objective
@@ -44,6 +44,7 @@ class ChannelDesk:
         self._identity = identity
         self._clock = clock
         self._objective: Objective | None = None
+        self._front_ready = False
         self._next_heartbeat_s = 0.0
         self._next_status_s = 0.0
         self._poller = zmq.Poller()
@@ -58,10 +59,14 @@ class ChannelDesk:
         if self._clock() >= self._next_heartbeat_s:
             self._beat()
 
-    def messages(self) -> list[ToLoop]:
-        taken: list[ToLoop] = []
+    def messages(self) -> list[AboutRequest]:
+        taken: list[AboutRequest] = []
         while (message := self._endpoint.receive(0)) is not None:
-            taken.append(message)
+            if isinstance(message, FrontReady):
+                self._front_ready = True
+                self._beat(with_status=True)
+            else:
+                taken.append(message)
         return taken
 
     def send(self, messages: list[ToFront]) -> None:
@@ -88,5 +93,17 @@ class ChannelDesk:
         if with_status or now_s >= self._next_status_s:
             self._next_status_s = now_s + STATUS_S
             self._room.publish(
-                engine_status(self._identity, self._ledger, self._usage, self._window, self._room.objective)
+                engine_status(
+                    self._identity,
+                    self._state(),
+                    self._ledger,
+                    self._usage,
+                    self._window,
+                    self._room.objective,
+                )
             )
+
+    def _state(self) -> serving_pb2.EngineStatus.State:
+        if self._ledger.draining:
+            return serving_pb2.EngineStatus.DRAINING
+        return serving_pb2.EngineStatus.READY if self._front_ready else serving_pb2.EngineStatus.WARMING

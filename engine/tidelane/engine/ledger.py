@@ -145,7 +145,7 @@ class Ledger:
             message = f"{len(self._queued)} requests are waiting already"
             self._refuse(request, RefusalReason.QUEUE_FULL, message, retry_after_s=self._queue_drain_s())
         else:
-            sequence = Sequence(request, _targets(request, self.objective.slo))
+            sequence = Sequence(request, self.objective.slo.for_request(request.ttft_s, request.tpot_s))
             self._sequences[request.id] = sequence
             insort(self._queued, sequence.priority)
             self._outbox.append(Accepted(request.id))
@@ -355,10 +355,3 @@ class Ledger:
 
 def _update(means: dict[int, float], units: int, value: float) -> None:
     means[units] = means.get(units, value) + LEARNING_RATE * (value - means.get(units, value))
-
-
-def _targets(request: Request, slo: Slo) -> Slo:
-    """The service's targets, with those that the request set itself; its own TTFT has no allowance by length."""
-    if request.ttft_s is not None:
-        slo = replace(slo, ttft_s=request.ttft_s, ttft_per_1k_input_tokens_s=0.0)
-    return slo if request.tpot_s is None else replace(slo, tpot_s=request.tpot_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from tidelane.engine.channel import Abort, Submit, ToFront, ToLoop
+from tidelane.engine.channel import Abort, AboutRequest, Submit, ToFront
 from tidelane.engine.execution.executor import Executor
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.request import FinishReason
@@ -20,7 +20,7 @@ class Desk(Protocol):
         """Until a message or a completion is there, or it is time for the next heartbeat."""
         ...
 
-    def messages(self) -> list[ToLoop]: ...
+    def messages(self) -> list[AboutRequest]: ...
 
     def send(self, messages: list[ToFront]) -> None: ...
 
@@ -74,7 +74,7 @@ class Loop:
             self._usage.launched((plan.partition.decode_units, plan.partition.prefill_units))
         self._desk.send(self._ledger.take_outbox())
 
-    def _take(self, message: ToLoop) -> None:
+    def _take(self, message: AboutRequest) -> None:
         match message:
             case Submit(request=request):
                 self._ledger.submit(request)

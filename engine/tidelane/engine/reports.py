@@ -31,6 +31,7 @@ def heartbeat(ledger: Ledger, usage: Usage, objective: Objective, now_s: float) 
         kv_blocks_free=ledger.pool.free,
         preemptions=ledger.preemptions,
         lane_moves=usage.border_moves,
+        lane_moves_to=dict(usage.moves_to),
         compute_units=usage.units,
         decode_units=decode,
         prefill_units=prefill,
@@ -43,11 +44,16 @@ def heartbeat(ledger: Ledger, usage: Usage, objective: Objective, now_s: float) 
 
 
 def engine_status(
-    identity: serving_pb2.EngineStatus, ledger: Ledger, usage: Usage, window: LatencyWindow, objective: Objective
+    identity: serving_pb2.EngineStatus,
+    state: serving_pb2.EngineStatus.State,
+    ledger: Ledger,
+    usage: Usage,
+    window: LatencyWindow,
+    objective: Objective,
 ) -> serving_pb2.EngineStatus:
     status = serving_pb2.EngineStatus()
     status.CopyFrom(identity)
-    status.state = serving_pb2.EngineStatus.DRAINING if ledger.draining else serving_pb2.EngineStatus.READY
+    status.state = state
     status.objective_revision = objective.revision
     status.resident_memory_bytes = resident_memory_bytes()
     status.load.CopyFrom(

@@ -15,7 +15,7 @@ from tidelane.engine.channel import Endpoint, ToFront, ToLoop, loop_end
 from tidelane.engine.config import ServeConfig
 from tidelane.engine.control import SUPPORTED_MODES, ControlRoom, start_control_server, unsupported
 from tidelane.engine.errors import CannotServe, FrontLost
-from tidelane.engine.http.front import EX_CONFIG, FrontConfig
+from tidelane.engine.http.config import EX_CONFIG, FrontConfig
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.wakeup import Wakeup
 from tidelane.rpc import serving_pb2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 
 from tidelane.engine.scheduling.plan import Flight
@@ -27,6 +28,10 @@ class Usage:
         self.decode_seconds = 0.0
         self.decode_unit_seconds = 0.0
         self.border_moves = 0
+        # How often the border moved to where: "1+3" (units of decode and prefill), or "whole".
+        self.moves_to: Counter[str] = Counter()
+        # Units of the (decode, prefill) lanes as last split; (0, 0) before the first split.
+        self.nominal = (0, 0)
         self._border: tuple[int, int] | None = None
 
     def note(self, flight: Flight, now_s: float) -> None:
@@ -44,14 +49,10 @@ class Usage:
         """Units of (decode, prefill) that this launch is for; the border moves when they differ from the last."""
         if self._border is not None and border != self._border:
             self.border_moves += 1
+            self.moves_to["whole" if sum(border) > self.units else "{}+{}".format(*border)] += 1
         self._border = border
-
-    @property
-    def nominal(self) -> tuple[int, int]:
-        """Units of the (decode, prefill) lanes in force; (0, 0) while the device is not split."""
-        if self._border is None or sum(self._border) > self.units:
-            return (0, 0)
-        return self._border
+        if sum(border) <= self.units:
+            self.nominal = border
 
     @property
     def decode_unit_share(self) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -17,7 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": 512,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -42,7 +43,7 @@ def build(family: str) -> PreTrainedModel:
         return Qwen2ForCausalLM(Qwen2Config(**shape))
     if family == "qwen2-windowed":
         shape = {k: v for k, v in SHAPE.items() if k != "head_dim"}
-        window = {"use_sliding_window": True, "sliding_window": SLIDING_WINDOW, "max_window_layers": 2}
+        window: dict[str, Any] = {"use_sliding_window": True, "sliding_window": SLIDING_WINDOW, "max_window_layers": 2}
         return Qwen2ForCausalLM(Qwen2Config(**shape, **window))
     if family == "qwen3":
         return Qwen3ForCausalLM(Qwen3Config(**SHAPE))

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tidelane.engine.bench.in_process import InProcessEngine
-from tidelane.engine.channel import ToFront
+from tidelane.engine.channel import ToFront, Tokens
 from tidelane.engine.model.loading import LoadedModel, load
 from tidelane.engine.model.store import default_store, resolve
 from tidelane.engine.request import FinishReason, Request, Sampling
@@ -174,7 +174,8 @@ def test_tiny_models(tiny: Oracle, mode: ExecutionMode, way: str) -> None:
         flips = WAYS[way](tiny, engine)
         assert flips <= 2
         assert engine.ledger.pool.free == 800
-        assert all(end.finish is FinishReason.LENGTH for end in engine.endings().values())
+        endings = engine.endings().values()
+        assert all(isinstance(end, Tokens) and end.finish is FinishReason.LENGTH for end in endings)
 
 
 @pytest.mark.slow

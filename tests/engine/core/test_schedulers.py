@@ -147,8 +147,7 @@ def test_preemption_takes_the_newest_and_keeps_its_place_and_its_tokens() -> Non
     assert world.ledger.preemptions >= 1
     assert world.tokens("new") == [1008 + i for i in range(20)]
     assert world.tokens("old") == [1008 + i for i in range(20)]
-    order = [m.request_id for m in world.desk.sent if getattr(m, "finish", None)]
-    assert order == ["old", "new"]
+    assert world.finished() == ["old", "new"]
 
 
 def test_a_lower_tier_never_preempts_a_higher_one() -> None:
@@ -160,8 +159,7 @@ def test_a_lower_tier_never_preempts_a_higher_one() -> None:
         world.advance()
     world.submit(priority)
     world.run()
-    order = [m.request_id for m in world.desk.sent if getattr(m, "finish", None)]
-    assert order == ["priority", "flex"]
+    assert world.finished() == ["priority", "flex"]
 
 
 def test_what_can_never_fit_is_refused_with_the_numbers() -> None:

@@ -80,6 +80,8 @@ def test_usage_tells_the_realised_split_from_the_nominal_one() -> None:
     usage.launched((1, 3))
     assert usage.nominal == (1, 3)
     usage.note(Flight(None, 0, prefill, 3), 6.0)
+    usage.launched((4, 4))
+    assert usage.nominal == (1, 3), "the last split, also while one phase has the whole device"
     usage.note(Flight(decode, 4, prefill, 4), 10.0)
     usage.note(Flight(), 15.0)
     usage.note(Flight(), 21.0)
@@ -90,6 +92,6 @@ def test_usage_tells_the_realised_split_from_the_nominal_one() -> None:
         Use.PREFILL_ALONE: 4.0,
         Use.MIXED: 5.0,
     }
-    assert usage.border_moves == 1
+    assert usage.border_moves == 2
     # 2 s on 4 units, 3 s on 1, 5 s on 4: 31 unit-seconds over 10 s of 4 units
     assert usage.decode_unit_share == pytest.approx(31 / 40)

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from tidelane.engine.channel import Abort, Refused, Submit, ToFront, ToLoop, Tokens
+from tidelane.engine.channel import Abort, AboutRequest, RefusalReason, Refused, Submit, ToFront, Tokens
 from tidelane.engine.execution.executor import Completion, Sampled
 from tidelane.engine.lanes.partition import PartitionTable, partition_table
 from tidelane.engine.ledger import Ledger
@@ -105,14 +105,14 @@ class MemoryDesk:
     """Messages in lists instead of sockets."""
 
     def __init__(self, policy: str) -> None:
-        self.inbox: list[ToLoop] = []
+        self.inbox: list[AboutRequest] = []
         self.sent: list[ToFront] = []
         self.policy_name = policy
 
     def wait(self) -> None:
         return
 
-    def messages(self) -> list[ToLoop]:
+    def messages(self) -> list[AboutRequest]:
         messages, self.inbox = self.inbox, []
         return messages
 
@@ -197,7 +197,7 @@ class World:
             for new in message.new
         ]
 
-    def endings(self, request_id: str) -> list[FinishReason | str]:
+    def endings(self, request_id: str) -> list[FinishReason | RefusalReason | None]:
         """Every last word on a request: finish reasons and refusals."""
         return [
             message.reason if isinstance(message, Refused) else message.finish
@@ -205,6 +205,10 @@ class World:
             if (isinstance(message, Refused) or (isinstance(message, Tokens) and message.finish is not None))
             and message.request_id == request_id
         ]
+
+    def finished(self) -> list[str]:
+        """Ids in the order in which their requests finished."""
+        return [m.request_id for m in self.desk.sent if isinstance(m, Tokens) and m.finish is not None]
 
 
 def request(

@@ -21,12 +21,13 @@ from tidelane.engine.channel import (
     Abort,
     Accepted,
     Facts,
+    FrontReady,
     Heartbeat,
     RefusalReason,
     Refused,
-    Submit,
     ToFront,
     Tokens,
+    ToLoop,
     loop_end,
 )
 from tidelane.engine.request import FinishReason, NewToken, Request, TokenLogprob
@@ -73,6 +74,7 @@ class _State:
     running: dict[str, _Running] = field(default_factory=dict)
     submitted: list[Request] = field(default_factory=list)
     aborted: list[Abort] = field(default_factory=list)
+    front_ready: bool = False
     allowed_steps: float = math.inf
     steps: int = 0
     beating: bool = True
@@ -205,8 +207,11 @@ class FakeLoop:
         except BlockingIOError:
             return
 
-    def _take(self, message: Submit | Abort) -> None:
+    def _take(self, message: ToLoop) -> None:
         state = self._state
+        if isinstance(message, FrontReady):
+            state.front_ready = True
+            return
         if isinstance(message, Abort):
             state.aborted.append(message)
             state.running.pop(message.request_id, None)

@@ -54,6 +54,33 @@ class Exposition:
         return Slo(targets["ttft"], targets["tpot"], targets["ttft_per_1k_input_tokens"], percentile)
 
 
+@dataclass(frozen=True, slots=True)
+class LaneUse:
+    """What a device did between two readings: seconds by kind of use, and moves of the border, by where it went."""
+
+    busy_s: Mapping[str, float]
+    moves: float
+    moves_to: Mapping[str, float]
+
+    @staticmethod
+    def between(before: Exposition, after: Exposition) -> LaneUse:
+        return LaneUse(
+            _growth(before, after, "lane_busy_seconds_total", "kind"),
+            (after.value("lane_switches_total") or 0.0) - (before.value("lane_switches_total") or 0.0),
+            _growth(before, after, "lane_switches_to_total", "border"),
+        )
+
+    def share(self, kind: str) -> float:
+        """Part of the time, 0 to 1."""
+        total_s = sum(self.busy_s.values())
+        return self.busy_s.get(kind, 0.0) / total_s if total_s else 0.0
+
+
+def _growth(before: Exposition, after: Exposition, name: str, label: str) -> dict[str, float]:
+    start = before.by(name, label)
+    return {key: value - start.get(key, 0.0) for key, value in after.by(name, label).items()}
+
+
 async def read_metrics(url: str) -> Exposition:
     """Raises OSError when the server cannot be reached; empty when it has no metrics of ours."""
     async with exchange(Target.parse(url), "GET", "/metrics") as answer:

@@ -14,7 +14,7 @@ from typing import Self
 import torch
 
 from tidelane.engine.assembly import warm_up
-from tidelane.engine.channel import Abort, Accepted, Refused, Submit, ToFront, Tokens, ToLoop
+from tidelane.engine.channel import Abort, AboutRequest, Accepted, Refused, Submit, ToFront, Tokens
 from tidelane.engine.execution.cpu import CpuExecutor
 from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.lanes.cores import CpuLanes
@@ -48,11 +48,11 @@ class MemoryDesk:
         self.heard: Callable[[ToFront], None] | None = None
         self.sent: list[ToFront] = []
         self._wakeup = wakeup
-        self._incoming: deque[ToLoop] = deque()
+        self._incoming: deque[AboutRequest] = deque()
         self._poll = select.poll()
         self._poll.register(wakeup.fileno(), select.POLLIN)
 
-    def put(self, message: ToLoop) -> None:
+    def put(self, message: AboutRequest) -> None:
         self._incoming.append(message)
         self._wakeup.notify()
 
@@ -60,7 +60,7 @@ class MemoryDesk:
         self._poll.poll(_HEARTBEAT_S * 1000)
         self._wakeup.clear()
 
-    def messages(self) -> list[ToLoop]:
+    def messages(self) -> list[AboutRequest]:
         return [self._incoming.popleft() for _ in range(len(self._incoming))]
 
     def send(self, messages: list[ToFront]) -> None:

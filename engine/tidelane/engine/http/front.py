@@ -67,7 +67,7 @@ def run_front(config: FrontConfig) -> int:
 def listen(config: FrontConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.create_server((config.host, config.port), family=family, backlog=2048)
-    # Accepted sockets inherit all of these. NODELAY: asyncio would set it, but only on sockets that name their protocol;
+    # Accepted sockets inherit all of these. NODELAY: asyncio would set it, but only on sockets that name a protocol;
     # without it the second write of an answer waits for the acknowledgement of the first, which peers delay by 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # A peer that acknowledges nothing, keeps its window shut, or vanished while its request waits would hold a
@@ -157,6 +157,7 @@ class _Front:
         error = task.exception()
         if error is None:
             self._service.model = task.result()
+            self._link.ready()
             return
         _log.error("cannot load the tokenizer", exc_info=error)
         self._exit_code = EX_CONFIG

@@ -11,6 +11,7 @@ from tidelane.engine.channel import (
     Accepted,
     Endpoint,
     Facts,
+    FrontReady,
     Heartbeat,
     Refused,
     Submit,
@@ -65,6 +66,10 @@ class LoopLink:
     def submit(self, request: Request, listener: Listener) -> None:
         self._listeners[request.id] = listener
         self._endpoint.send(Submit(request))
+
+    def ready(self) -> None:
+        """Tell the loop that requests can come."""
+        self._endpoint.send(FrontReady())
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORTED) -> None:
         """Whatever state it is in. Messages on their way here are dropped, so its listener hears nothing more."""

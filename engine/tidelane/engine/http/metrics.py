@@ -212,6 +212,14 @@ class _LoopCollector(Collector):
             ("decode",): beat.decode_units, ("prefill",): beat.prefill_units,
         })  # fmt: skip
         yield self._counter("lane_switches", "Times the border between the lanes moved", beat.lane_moves)
+        moves = CounterMetricFamily(
+            "tidelane_lane_switches_to",
+            "Moves of the border, by the units of decode and prefill after it",
+            labels=[*_LABELS, "border"],
+        )
+        for border, count in beat.lane_moves_to.items():
+            moves.add_metric([self._model_name, border], count)
+        yield moves
         yield self._counter("steps", "Decode steps and prefill slices", beat.steps)
         yield self._gauges("slo_target_seconds", "Latency targets in force", ("target",), {
             ("ttft",): beat.slo.ttft_s,
