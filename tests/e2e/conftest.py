@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from cluster.conftest import binaries, cluster, controllers
+from cluster.conftest import namespace as bare_namespace
+from cluster.harness import Cluster, KubectlError
 from tidelane.operator.kubernetes_cluster import KubernetesCluster, connect
 
-from ..cluster.conftest import binaries, cluster, controllers
-from ..cluster.conftest import namespace as bare_namespace
-from ..cluster.harness import Cluster, KubectlError
 from .operator_rig import OperatorRig
 
 __all__ = ["bare_namespace", "binaries", "cluster", "controllers"]
@@ -30,7 +30,7 @@ def installed(cluster: Cluster) -> Cluster:
 
 @pytest.fixture
 def namespace(installed: Cluster, bare_namespace: str) -> Iterator[str]:
-    """A fresh namespace whose services are gone afterwards, so that the operators of other tests do not take them up."""
+    """A fresh namespace, whose services are gone afterwards: operators of other tests must not take them up."""
     yield bare_namespace
     for name in installed.kubectl("get", "tlsvc", "-o", "name", namespace=bare_namespace).split():
         with contextlib.suppress(KubectlError):

@@ -18,8 +18,7 @@ from typing import Any, Self
 
 from agent.fake_engine import Switches
 from agent.rig import end_engines
-
-from ..cluster.harness import Cluster, KubectlError
+from cluster.harness import Cluster, KubectlError
 
 LIMIT_S = 60.0
 _LOOK_EVERY_S = 0.05
@@ -155,7 +154,7 @@ class OperatorRig:
 
     def engines(self) -> list[int]:
         """Processes of engines that live."""
-        return [each["pid"] for each in self.journal("started") if _lives(each["pid"])]
+        return [each["pid"] for each in self.journal("started") if lives(each["pid"])]
 
     @property
     def _switches(self) -> Path:
@@ -171,7 +170,7 @@ class OperatorRig:
             self.processes[name] = subprocess.Popen([*_TIDELANE, *arguments], stdout=log, stderr=log, env=environment)
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
+from cluster.harness import Cluster
+from control_plane.cluster_contract import ClusterContract
 from tidelane.operator.kubernetes_cluster import KubernetesCluster
 from tidelane.operator.resources import ObjectRef
-
-from ..cluster.harness import Cluster
-from ..operator.cluster_contract import ClusterContract
 
 pytestmark = pytest.mark.cluster
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from control_plane.wrong_manifests import RIGHT
 from tidelane.operator.children import publishable
 
-from ..operator.wrong_manifests import RIGHT
 from .operator_rig import OperatorRig, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -153,6 +153,8 @@ def test_an_operator_that_restarts_moves_nothing(serving: OperatorRig) -> None:
 
 
 def test_a_node_that_vanishes_is_replaced_and_must_let_go_when_it_returns(rig: OperatorRig) -> None:
+    # Two agents on one machine find each other's ports in use only where the engines really listen.
+    rig.address = "127.0.0.1"
     rig.start_agent("node-a")
     rig.start_agent("node-b")
     rig.start_operator("--unreachable-after", "1", "--move-after", "2")

@@ -9,8 +9,8 @@ import pytest
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
-from ..cluster.harness import Cluster, KubectlError
-from ..operator.wrong_manifests import RIGHT, WRONG, Wrong
+from cluster.harness import Cluster, KubectlError
+from control_plane.wrong_manifests import RIGHT, WRONG, Wrong
 
 pytestmark = pytest.mark.cluster
 
@@ -29,7 +29,7 @@ def refusal(api: client.CustomObjectsApi, namespace: str, manifest: object) -> l
         api.create_namespaced_custom_object(
             "tidelane.dev", "v1alpha1", namespace, "inferenceservices", manifest, field_validation="Strict"
         )
-    body = json.loads(caught.value.body)
+    body = json.loads(caught.value.body or "")
     causes = [(cause["field"], cause["message"]) for cause in body.get("details", {}).get("causes", ())]
     return causes or [(field, "unknown field") for field in re.findall(r'unknown field "([^"]+)"', body["message"])]
 

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
+from control_plane.cluster_contract import ClusterContract, status_of
+from control_plane.wrong_manifests import RIGHT
 from tidelane.operator import children, crd
 from tidelane.operator.local_cluster import LocalCluster
 from tidelane.operator.reports import Report
 from tidelane.operator.resources import FINALIZER, ObjectRef, Service
 from tidelane.operator.validation import Schema
-
-from .cluster_contract import ClusterContract, status_of
-from .wrong_manifests import RIGHT
 
 
 class LocalUser:

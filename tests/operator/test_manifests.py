@@ -6,11 +6,10 @@ import json
 
 import pytest
 
+from control_plane.wrong_manifests import RIGHT, edited
 from tidelane.operator import crd
 from tidelane.operator.manifests import ManifestError, read_manifests
 from tidelane.operator.validation import Schema
-
-from .wrong_manifests import RIGHT, edited
 
 
 @pytest.fixture(scope="module")

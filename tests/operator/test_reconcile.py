@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
+from control_plane.wrong_manifests import RIGHT
 from tidelane.operator import crd
 from tidelane.operator.errors import CannotRun, NoRoom, OperatorError, Retry
 from tidelane.operator.local_cluster import LocalCluster
@@ -18,8 +19,6 @@ from tidelane.operator.reconcile import Reconciler
 from tidelane.operator.resources import ObjectRef, RawObject
 from tidelane.operator.validation import Schema
 from tidelane.rpc.wire import ReplicaRef, ReplicaSpec
-
-from .wrong_manifests import RIGHT
 
 CHAT, OTHER = ObjectRef("default", "chat"), ObjectRef("default", "other")
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
+from control_plane.wrong_manifests import RIGHT, WRONG, Wrong, edited
 from tidelane.operator import crd
 from tidelane.operator.validation import Schema
-
-from .wrong_manifests import RIGHT, WRONG, Wrong, edited
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class LocalAgentSettings:
-    """`socket` must be a short path; `folder` keeps its state and log; `arguments` are passed on to `tidelane agent`."""
+    """`socket` must be a short path; `folder` keeps state and log; `arguments` are passed on to `tidelane agent`."""
 
     socket: Path
     folder: Path

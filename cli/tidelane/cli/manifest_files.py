@@ -23,9 +23,11 @@ class Scan:
 
 @dataclass(slots=True)
 class _File:
+    """`text` is what was last read as manifests, `latest` what the last scan found; None: no file."""
+
     text: str | None = None
+    latest: str | None = None
     documents: list[Document] = field(default_factory=list)
-    missing_scans: int = 0
 
 
 class ManifestFiles:
@@ -35,31 +37,34 @@ class ManifestFiles:
         self._path = path
         self._schema = schema
         self._files: dict[Path, _File] = {}
+        self._scanned = False
 
     def scan(self) -> Scan:
+        """A change counts once two scans have found the same: editors empty or delete a file before they write it."""
         errors: list[ManifestError] = []
         for path in sorted({*self._present(), *self._files}):
             file = self._files.setdefault(path, _File())
-            text = _text(path)
-            if text is None:
-                # Editors replace a file by deleting it first: only one that stays away is removed.
-                file.missing_scans += 1
-                if file.missing_scans > 1:
-                    del self._files[path]
-            elif text != file.text:
-                file.text, file.missing_scans = text, 0
-                try:
-                    file.documents = read_manifests(text, str(path), self._schema)
-                except ManifestError as error:
-                    errors.append(error)
-            else:
-                file.missing_scans = 0
+            before, file.latest = file.latest, _text(path)
+            if file.latest == file.text or (self._scanned and file.latest != before):
+                continue
+            file.text = file.latest
+            try:
+                file.documents = read_manifests(file.text or "", str(path), self._schema)
+            except ManifestError as error:
+                errors.append(error)
+            if file.text is None:
+                del self._files[path]
+        self._scanned = True
+        return self._united(errors)
+
+    def _united(self, errors: list[ManifestError]) -> Scan:
         documents: dict[ObjectRef, Document] = {}
         for file in self._files.values():
-            for document in file.documents:
+            for document in list(file.documents):
                 ref = ObjectRef.of(document.manifest)
                 if ref in documents:
-                    errors += self._duplicate(ref, documents[ref], document, file)
+                    file.documents.remove(document)
+                    errors.append(_duplicate(ref, documents[ref], document))
                 else:
                     documents[ref] = document
         return Scan(documents, tuple(errors))
@@ -69,10 +74,10 @@ class ManifestFiles:
             return [path for path in self._path.iterdir() if path.suffix in _SUFFIXES and path.is_file()]
         return [self._path]
 
-    def _duplicate(self, ref: ObjectRef, first: Document, second: Document, file: _File) -> list[ManifestError]:
-        file.documents = [each for each in file.documents if each is not second]
-        message = f"{ref} is declared in {first.origin}, document {first.index}, already"
-        return [ManifestError(second.origin, second.index, (Problem("metadata.name", message),))]
+
+def _duplicate(ref: ObjectRef, first: Document, second: Document) -> ManifestError:
+    message = f"{ref} is declared in {first.origin}, document {first.index}, already"
+    return ManifestError(second.origin, second.index, (Problem("metadata.name", message),))
 
 
 def _text(path: Path) -> str | None:

@@ -43,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(
         level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
+    # At debug level it writes out every object that it reads.
+    logging.getLogger("kubernetes_asyncio").setLevel(logging.INFO)
     if args.kubeconfig:
         # kopf has no other way to be told.
         os.environ["KUBECONFIG"] = str(args.kubeconfig)

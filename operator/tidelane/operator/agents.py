@@ -167,7 +167,9 @@ class AgentPool:
             stub = NodeAgentStub(channel)
             stream = stub.WatchNode(pb.WatchNodeRequest(period_s=_PERIOD_S))
             while True:
-                status = await asyncio.wait_for(stream.read(), _SILENCE_S)
+                # Not wait_for, which in Python 3.11 loses a cancellation that comes together with a message.
+                async with asyncio.timeout(_SILENCE_S):
+                    status = await stream.read()
                 if not isinstance(status, pb.NodeStatus):
                     return  # the end of the stream
                 known = self._heard.get(status.node_name)

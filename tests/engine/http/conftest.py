@@ -38,6 +38,7 @@ def shared_front(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture
 def front(shared_front: FrontProcess) -> Iterator[FrontProcess]:
     """A ready front with a fresh fake loop; one process serves all tests that leave it alive."""
+    shared_front.loop.reset()  # tests that take `shared_front` itself leave their requests behind
     yield shared_front
     shared_front.loop.reset()
     shared_front.wait_until_ready()

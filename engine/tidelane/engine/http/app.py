@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tidelane.engine.http.edge import Edge
@@ -13,9 +15,8 @@ from tidelane.engine.http.service import Service
 
 
 def build_app(service: Service) -> ASGIApp:
-    # No generated schema: bodies are read by hand, so that every refusal has OpenAI's shape.
-    app = FastAPI(title="Tidelane", openapi_url=None)
-    app.include_router(routes(service))
+    # No framework on top: bodies are read by hand, so that every refusal has OpenAI's shape.
+    app = Starlette(routes=routes(service))
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     # Starlette answers with this and raises on, so that the server logs the traceback.

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from tidelane.engine.http.body import read_json
 from tidelane.engine.http.call import Call
@@ -28,11 +29,9 @@ from tidelane.engine.http.service import Service
 from tidelane.engine.http.streams import ClientWatch, EventStream, Writer
 
 
-def routes(service: Service) -> APIRouter:
-    router = APIRouter()
+def routes(service: Service) -> list[Route]:
     started = int(service.unix_s())
 
-    @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         fields = await _fields(service, request)
         body = parse(ChatBody, fields)
@@ -46,7 +45,6 @@ def routes(service: Service) -> APIRouter:
             writer = ChatWriter(header, choices, model.tokenizer.pieces, logprobs=body.logprobs)
             return await _answer(service, choices, writer, client, body.stream, resources)
 
-    @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         fields = await _fields(service, request)
         body = parse(CompletionBody, fields)
@@ -62,31 +60,34 @@ def routes(service: Service) -> APIRouter:
             writer = CompletionWriter(header, choices, model.tokenizer.pieces, logprobs=body.logprobs)
             return await _answer(service, choices, writer, client, body.stream, resources)
 
-    @router.get("/v1/models")
-    async def models() -> Response:
+    async def models(_: Request) -> Response:
         return JSONResponse({"object": "list", "data": [_model_card(service, started)]})
 
-    @router.get("/v1/models/{name:path}")
-    async def one_model(name: str) -> Response:
-        _check_model(service, name)
+    async def one_model(request: Request) -> Response:
+        _check_model(service, request.path_params["name"])
         return JSONResponse(_model_card(service, started))
 
-    @router.get("/health")
-    async def health() -> Response:
+    async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
-    @router.get("/ready")
-    async def ready() -> Response:
+    async def ready(_: Request) -> Response:
         reason = service.unready()
         if reason is None:
             return JSONResponse({"status": "ready"})
         return JSONResponse({"status": "not ready", "reason": reason}, status_code=503)
 
-    @router.get("/metrics")
-    async def metrics() -> Response:
+    async def metrics(_: Request) -> Response:
         return Response(service.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    return router
+    return [
+        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", one_model),
+        Route("/health", health),
+        Route("/ready", ready),
+        Route("/metrics", metrics),
+    ]
 
 
 async def _fields(service: Service, request: Request) -> dict[str, Any]:

@@ -39,6 +39,8 @@ class CoreLane:
 
     def _run(self) -> None:
         os.sched_setaffinity(0, self.cores)  # 0: this thread, and the OpenMP team it will start
+        # A thread's first torch call takes over the number that any thread set last, so that call comes before ours.
+        torch.get_num_threads()
         torch.set_num_threads(len(self.cores))
         with torch.inference_mode():
             while (work := self._work.get()) is not None:

@@ -7,13 +7,12 @@ from typing import Any, Protocol
 
 import pytest
 
+from control_plane.wrong_manifests import RIGHT
 from tidelane.operator import children
 from tidelane.operator.cluster import Cluster
 from tidelane.operator.errors import Retry
 from tidelane.operator.reports import Report
 from tidelane.operator.resources import FINALIZER, ObjectRef, Service, Status
-
-from .wrong_manifests import RIGHT
 
 
 class User(Protocol):

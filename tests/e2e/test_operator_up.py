@@ -1,0 +1,230 @@
+"""`tidelane up` as a process, with a real agent and fake engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.fake_engine import Switches
+from agent.rig import end_engines
+from control_plane.wrong_manifests import WRONG, edited
+
+from .operator_rig import lives, until
+
+pytestmark = pytest.mark.slow
+
+_FAKE = Path(__file__).parents[1] / "agent" / "fake_engine.py"
+_UP = (sys.executable, "-m", "tidelane.cli.main", "up")
+
+
+class UpRig:
+    """Manifests are in `manifests`, everything else in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifests = folder / "manifests"
+        self.manifests.mkdir()
+        self.output_file = folder / "output"
+        self.process: subprocess.Popen[bytes] | None = None
+        (folder / "journal").touch()
+
+    def write(self, name: str, manifest: dict[str, Any]) -> None:
+        (self.manifests / f"{name}.yaml").write_text(json.dumps(manifest))
+
+    def switch(self, **values: Any) -> None:
+        Switches(**values).write(self.folder / "switches")
+
+    def start(self, *arguments: str) -> None:
+        engine = (sys.executable, str(_FAKE), "--switches", str(self.folder / "switches"))
+        command = shlex.join([*engine, "--journal", str(self.folder / "journal")])
+        state = ("--state-dir", str(self.folder / "state"), "--status-file", str(self.folder / "status.json"))
+        with self.output_file.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*_UP, "-f", str(self.manifests), "--engine-command", command, *state, *arguments],
+                stdout=output,
+                stderr=output,
+            )
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process
+        self.process.send_signal(number)
+
+    def exit_code(self) -> int:
+        assert self.process
+        return self.process.wait(timeout=30)
+
+    def output(self) -> str:
+        return self.output_file.read_text()
+
+    def says(self, text: str) -> None:
+        until(lambda: text in self.output(), f"{text!r} in what it prints")
+
+    def service(self, name: str = "chat") -> dict[str, Any]:
+        path = self.folder / "status.json"
+        services = json.loads(path.read_text())["services"] if path.exists() else []
+        return next((each for each in services if each["name"] == name), {})
+
+    def until_serving(self, name: str = "chat", generation: int = 1) -> dict[str, Any]:
+        def look() -> dict[str, Any] | None:
+            found = self.service(name)
+            current = found.get("status", {}).get("observedGeneration") == generation
+            return found if current and found["ready"] else None
+
+        found: dict[str, Any] = until(look, f"{name} serves generation {generation}")
+        return found
+
+    def journal(self, event: str) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in (self.folder / "journal").read_text().splitlines()]
+        return [line for line in lines if line["event"] == event]
+
+    def engines(self) -> list[int]:
+        return [each["pid"] for each in self.journal("started") if lives(each["pid"])]
+
+    def agents(self) -> list[int]:
+        """Processes with this run's state folder on their command line, besides `up` itself."""
+        assert self.process
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"agent" in words and str(self.folder / "state").encode() in words and lives(int(folder.name)):
+                found.append(int(folder.name))
+        return found
+
+    def close(self) -> None:
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+            for pid in self.agents():
+                os.kill(pid, signal.SIGKILL)
+        end_engines(self.folder / "state")
+        print(self.output())
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[UpRig]:
+    rig = UpRig(tmp_path)
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+def serving(up: UpRig) -> UpRig:
+    up.write("chat", edited("spec.replicas", 1))
+    up.start()
+    up.until_serving()
+    return up
+
+
+def test_up_and_down(serving: UpRig) -> None:
+    endpoint = serving.service()["endpoint"]
+    serving.says(f"chat: ready at {endpoint}")
+    serving.says(f"curl -s {endpoint}/chat/completions")
+    [pid], [agent] = serving.engines(), serving.agents()
+    serving.signal(signal.SIGINT)
+    assert serving.exit_code() == 0
+    assert "chat: gone" in serving.output()
+    assert not lives(pid)
+    assert not lives(agent)
+    assert serving.journal("drain")
+
+
+def test_a_new_slo_reaches_the_running_engine(serving: UpRig) -> None:
+    serving.write("chat", edited("spec.slo.tpot", "40ms"))
+    after = serving.until_serving(generation=2)
+    assert after["status"]["effectiveSLO"]["tpot"] == "40ms"
+    assert len(serving.journal("started")) == 1
+    assert serving.journal("objective")[-1]["tpot_s"] == pytest.approx(0.04)
+
+
+def test_a_wrong_edit_is_refused_while_the_old_one_serves_on(serving: UpRig) -> None:
+    serving.write("chat", edited("spec.slo.tpot", "0s"))
+    serving.says("chat.yaml, document 1: spec.slo.tpot: Invalid value")
+    assert serving.service()["ready"]
+    serving.write("chat", edited("spec.slo.tpot", "30ms"))
+    serving.until_serving(generation=2)
+    assert len(serving.engines()) == 1
+
+
+def test_files_come_and_go(up: UpRig) -> None:
+    up.write("a", edited("metadata.name", "a"))
+    up.write("b", edited("metadata.name", "b"))
+    up.start()
+    up.until_serving("a")
+    up.until_serving("b")
+    (up.manifests / "a.yaml").unlink()
+    up.says("a: gone")
+    assert up.service("b")["ready"]
+    assert len(up.engines()) == 1
+    up.write("c", edited("metadata.name", "c"))
+    up.until_serving("c")
+
+
+def test_no_room_is_told_with_the_field(up: UpRig) -> None:
+    up.write("chat", edited("spec.resources", {"gpus": 8}))
+    up.start()
+    up.says("spec.resources.gpus: 8 wanted; no node has more than 1")
+    up.write("chat", edited("spec.resources", {"gpus": 1}))
+    up.until_serving(generation=2)
+
+
+def test_what_the_engine_cannot_run_is_told(up: UpRig) -> None:
+    up.switch(exit_at_start=78)
+    up.write("chat", edited("spec.replicas", 1))
+    up.start()
+    up.says("chat: EngineFailed")
+    assert up.service()["stalled"]
+
+
+def test_an_agent_that_dies_is_started_again_and_finds_its_engine(serving: UpRig) -> None:
+    engines = serving.engines()
+    [agent] = serving.agents()
+    os.kill(agent, signal.SIGKILL)
+    until(lambda: serving.agents() not in ([], [agent]), "another agent")
+    serving.write("chat", edited("spec.slo.tpot", "40ms"))
+    serving.until_serving(generation=2)
+    assert serving.engines() == engines
+
+
+def test_a_second_interrupt_waits_for_nobody(serving: UpRig) -> None:
+    serving.switch(drain_takes_s=600)
+    serving.signal(signal.SIGINT)
+    serving.says("Ctrl-C again to stop at once")
+    serving.says("Deleting")
+    assert serving.engines()
+    serving.signal(signal.SIGINT)
+    assert serving.exit_code() == 0
+    assert serving.engines() == []
+    assert serving.agents() == []
+
+
+def test_nothing_outlives_it_even_if_it_is_killed(serving: UpRig) -> None:
+    serving.signal(signal.SIGKILL)
+    serving.exit_code()
+    until(lambda: not serving.agents() and not serving.engines(), "agent and engine are gone")
+
+
+@pytest.mark.parametrize("wrong", WRONG[::7], ids=str)
+def test_a_wrong_manifest_is_refused(up: UpRig, wrong: Any) -> None:
+    up.write("chat", wrong.manifest)
+    up.start()
+    assert up.exit_code() == 2
+    assert f"chat.yaml, document 1: {wrong.refused_field}: " in up.output()
+    assert wrong.rule in up.output()
+
+
+def test_no_manifest(up: UpRig) -> None:
+    up.start()
+    assert up.exit_code() == 2
+    assert "no manifest in it" in up.output()
