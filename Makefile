@@ -13,6 +13,7 @@ lint: setup
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) tools/protos.py --check
+	$(PY) tools/crds.py --check
 
 types: setup
 	$(PY) -m mypy
@@ -36,6 +37,9 @@ bench-engine: setup
 
 protos: setup
 	$(PY) tools/protos.py
+
+crds: setup
+	$(PY) tools/crds.py
 
 lock:
 	python3 -m venv .lock-venv && .lock-venv/bin/pip install -q pip-tools

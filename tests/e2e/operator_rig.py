@@ -46,6 +46,16 @@ def until(wanted: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any
     return answer
 
 
+def stays(wanted: Callable[[], bool], for_s: float) -> bool:
+    """Whether it is so all the time: what does not happen can only be waited for."""
+    end_s = time.monotonic() + for_s
+    while wanted():
+        if time.monotonic() > end_s:
+            return True
+        time.sleep(_LOOK_EVERY_S)
+    return False
+
+
 class OperatorRig:
     """Processes start when asked for and end with the rig; their output is in `folder`."""
 
@@ -73,7 +83,7 @@ class OperatorRig:
             print(f"--- {log.name}\n{log.read_text(errors='replace')[-6000:]}")
 
     def start_agent(self, name: str = "node-a", *arguments: str) -> None:
-        port = self._ports.setdefault(name, _free_port())
+        port = self._ports.setdefault(name, free_port())
         self._journal.touch()
         self._start(
             name,
@@ -178,7 +188,7 @@ def lives(pid: int) -> bool:
     return state != "Z"
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 from kubernetes import client, config
@@ -20,10 +21,10 @@ _ITS_OWN = {"<nil>", ".spec.replicas"}
 
 @pytest.fixture(scope="module")
 def api(installed: Cluster) -> client.CustomObjectsApi:
-    return client.CustomObjectsApi(config.new_client_from_config(str(installed.kubeconfig)))
+    return client.CustomObjectsApi(config.new_client_from_config(str(installed.kubeconfig))  # type: ignore[no-untyped-call])
 
 
-def refusal(api: client.CustomObjectsApi, namespace: str, manifest: object) -> list[tuple[str, str]]:
+def refusal(api: client.CustomObjectsApi, namespace: str, manifest: dict[str, Any]) -> list[tuple[str, str]]:
     """Field and message of every cause."""
     with pytest.raises(ApiException) as caught:
         api.create_namespaced_custom_object(

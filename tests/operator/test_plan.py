@@ -322,10 +322,10 @@ class TestDeleting:
         world.lose("a")
         world.delete()
         world.settle()
-        assert world.raw
+        assert not world.gone
         world.now_s += TIMING.forget_s
         world.settle()
-        assert world.raw is None
+        assert world.gone
         world.find("a")
         done = world.settle()
         assert [type(action) for action in done] == [StopReplica]

@@ -100,6 +100,10 @@ class World:
         return Service.parse(self.raw) if self.raw else None
 
     @property
+    def gone(self) -> bool:
+        return self.raw is None
+
+    @property
     def status(self) -> dict[str, Any]:
         assert self.raw is not None
         status: dict[str, Any] = self.raw.get("status", {})

@@ -36,9 +36,10 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--model-store", type=Path, default=_data_home() / "models", metavar="DIR", help="models (%(default)s)")
     add(
         "--devices",
-        default="auto",
+        default="cpu",
         choices=("auto", "cpu", "gpu"),
-        help="auto takes the GPUs, or the CPU if there are none",
+        help="what engines may claim; auto: the GPUs, or the CPU if there are none. Engines of this version compute on "
+        "the CPU whatever they claim (%(default)s)",
     )
     add(
         "--cpu-slots",

@@ -34,7 +34,7 @@ _COMMANDS: Final = (
     Command("serve", "run one engine", "engine"),
     Command("agent", "run the node agent", "agent"),
     Command("operator", "run the Kubernetes operator", "operator"),
-    Command("model", "fetch and inspect models", "engine"),
+    Command("model", "fetch models into the store", "engine"),
     Command("bench", "send traffic to a service and report latency and goodput", "bench"),
     Command("top", "watch services in the terminal", "operator"),
 )

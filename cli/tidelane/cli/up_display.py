@@ -101,7 +101,12 @@ def _condition(service: RawObject, name: str) -> Condition | None:
 
 
 def _curl(endpoint: str, model: str) -> str:
-    body = {"model": model, "messages": [{"role": "user", "content": _QUESTION}]}
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": _QUESTION}],
+        "temperature": 0,
+        "max_tokens": 64,
+    }
     return f"curl -s {endpoint}/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
 
 

@@ -36,7 +36,7 @@ def serve(config: ServeConfig) -> int:
     except CannotServe as error:
         _log.error("cannot serve: %s", error)
         return EX_CONFIG
-    except FrontLost as error:
+    except (FrontLost, ConnectionError) as error:
         _log.error("%s", error)
         return 1
     return 0

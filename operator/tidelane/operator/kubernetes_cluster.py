@@ -91,7 +91,7 @@ class KubernetesCluster(Cluster):
     async def write_status(self, ref: ObjectRef, uid: str, status: Status) -> None:
         # Not server-side apply: on this subresource that takes no uid as a condition, and the status of a former object
         # of this name, with its placements, must not end up on another.
-        patch = [
+        patch: list[dict[str, Any]] = [
             {"op": "test", "path": "/metadata/uid", "value": uid},
             {"op": "add", "path": "/status", "value": status},
         ]
@@ -99,7 +99,7 @@ class KubernetesCluster(Cluster):
 
     @override
     async def set_finalizers(self, ref: ObjectRef, finalizers: Sequence[str], resource_version: str) -> None:
-        patch = [
+        patch: list[dict[str, Any]] = [
             {"op": "test", "path": "/metadata/resourceVersion", "value": resource_version},
             {"op": "add", "path": "/metadata/finalizers", "value": list(finalizers)},
         ]

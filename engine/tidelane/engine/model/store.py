@@ -111,13 +111,16 @@ def _from_hub(reference: str, store: Path, progress: Callable[[str], None]) -> P
     if name.count("/") != 1:
         raise BadModel(f"model source hf://{reference}: expected hf://ORG/NAME or hf://ORG/NAME@REVISION")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
     progress(f"Fetching {reference} from the hub")
     try:
         folder = snapshot_download(name, revision=revision or None, cache_dir=store / "hub")
-    except HfHubHTTPError as error:
+    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
         raise BadModel(f"model source hf://{reference}: {error}") from error
+    except (HfHubHTTPError, OSError) as error:
+        # The hub may answer again: the agent's back-off retries.
+        raise ConnectionError(f"could not fetch hf://{reference}: {error}") from error
     return _loadable(Path(folder), store, progress)
 
 
