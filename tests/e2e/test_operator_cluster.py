@@ -9,6 +9,7 @@ import pytest
 
 from cluster.harness import Cluster
 from control_plane.cluster_contract import ClusterContract
+from tidelane.operator.errors import Retry
 from tidelane.operator.kubernetes_cluster import KubernetesCluster
 from tidelane.operator.resources import ObjectRef
 
@@ -31,6 +32,11 @@ class KubectlUser:
 @pytest.fixture
 def user(installed: Cluster, namespace: str, kubernetes: KubernetesCluster) -> KubectlUser:
     return KubectlUser(installed, namespace, kubernetes)
+
+
+async def test_a_kind_that_is_not_installed_is_no_absent_object(kubernetes: KubernetesCluster) -> None:
+    with pytest.raises(Retry, match="404"):
+        await kubernetes._request("GET", "/apis/tidelane.dev/v1alpha1/namespaces/default/nothings/chat")
 
 
 class TestKubernetesCluster(ClusterContract):

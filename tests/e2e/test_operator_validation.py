@@ -21,7 +21,8 @@ _ITS_OWN = {"<nil>", ".spec.replicas"}
 
 @pytest.fixture(scope="module")
 def api(installed: Cluster) -> client.CustomObjectsApi:
-    return client.CustomObjectsApi(config.new_client_from_config(str(installed.kubeconfig))  # type: ignore[no-untyped-call])
+    connected = config.new_client_from_config(str(installed.kubeconfig))  # type: ignore[no-untyped-call]
+    return client.CustomObjectsApi(connected)
 
 
 def refusal(api: client.CustomObjectsApi, namespace: str, manifest: dict[str, Any]) -> list[tuple[str, str]]:

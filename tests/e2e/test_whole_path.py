@@ -16,7 +16,8 @@ import psutil
 import pytest
 from typing_extensions import override
 
-from ..cluster.harness import Cluster
+from cluster.harness import Cluster
+
 from .operator_rig import OperatorRig, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]

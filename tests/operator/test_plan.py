@@ -322,10 +322,10 @@ class TestDeleting:
         world.lose("a")
         world.delete()
         world.settle()
-        assert not world.gone
+        assert not world.is_gone()
         world.now_s += TIMING.forget_s
         world.settle()
-        assert world.gone
+        assert world.is_gone()
         world.find("a")
         done = world.settle()
         assert [type(action) for action in done] == [StopReplica]

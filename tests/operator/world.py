@@ -99,8 +99,7 @@ class World:
     def service(self) -> Service | None:
         return Service.parse(self.raw) if self.raw else None
 
-    @property
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         return self.raw is None
 
     @property

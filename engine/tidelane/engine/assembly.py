@@ -17,7 +17,7 @@ from tidelane.engine.desk import ChannelDesk
 from tidelane.engine.errors import CannotServe
 from tidelane.engine.execution.cpu import CpuExecutor
 from tidelane.engine.kv.device import DevicePool
-from tidelane.engine.lanes.cores import CpuLanes
+from tidelane.engine.lanes.cores import CpuLanes, leave_compute_to_lanes
 from tidelane.engine.lanes.partition import partition_table
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.loop import Loop
@@ -60,6 +60,7 @@ def assemble(
     identity: serving_pb2.EngineStatus,
 ) -> Engine:
     """Load the model and wire everything. Raises CannotServe when it can never run as asked."""
+    leave_compute_to_lanes()
     cores = config.cores or tuple(sorted(os.sched_getaffinity(0)))
     folder = resolve(config.model, config.model_store, _log.info)
     loaded = load(folder, config.dtype, config.max_context_tokens, torch.device("cpu"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 
 from tidelane.operator.agents import AgentPool, OpenChannel
@@ -17,11 +17,17 @@ from tidelane.operator.workqueue import WorkQueue
 
 
 class Control:
-    """Everything that happens leads to a name in the queue; the queue leads to `reconcile`."""
+    """Everything that happens leads to a name in the queue; the queue leads to `reconcile`.
 
-    def __init__(self, cluster: Cluster, open_channel: OpenChannel, timing: Timing) -> None:
+    `namespaces` empty: all of them.
+    """
+
+    def __init__(
+        self, cluster: Cluster, open_channel: OpenChannel, timing: Timing, namespaces: Collection[str] = ()
+    ) -> None:
         self.agents = AgentPool(open_channel, time.monotonic, self._node_changed)
         self._timing = timing
+        self._namespaces = frozenset(namespaces)
         self._reconciler = Reconciler(cluster, self.agents, lambda: datetime.now(UTC), time.monotonic, timing)
         self._queue = WorkQueue(self._reconciler.reconcile)
         self._loop: asyncio.Task[None] | None = None
@@ -55,8 +61,12 @@ class Control:
         services = set(change.services)
         if change.room:
             services |= self._reconciler.waiting() | self._reconciler.on_node(node_name)
-        for ref in services:
+        for ref in self._ours(services):
             self._queue.add(ref)
-        for ref in change.measured:
+        for ref in self._ours(change.measured):
             # Figures come with every message and are written far less often.
             self._queue.add(ref, after_s=self._timing.figures_s / 4)
+
+    def _ours(self, refs: Iterable[ObjectRef]) -> Iterable[ObjectRef]:
+        """Agents may serve another operator too, which looks after other namespaces."""
+        return (ref for ref in refs if not self._namespaces or ref.namespace in self._namespaces)

@@ -45,7 +45,8 @@ class OperatorSettings:
 
 async def run_operator(settings: OperatorSettings, client: ApiClient, open_channel: OpenChannel) -> None:
     """Until cancelled or told to stop by a signal."""
-    control = Control(KubernetesCluster(client, settings.namespaces), open_channel, settings.timing)
+    cluster = KubernetesCluster(client, settings.namespaces)
+    control = Control(cluster, open_channel, settings.timing, settings.namespaces)
     watches = _Watches()
     registry = kopf.OperatorRegistry()
     _register_login(registry)

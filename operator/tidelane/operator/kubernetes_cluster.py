@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -66,7 +67,7 @@ class KubernetesCluster(Cluster):
     async def services(self) -> Sequence[RawObject]:
         paths = [f"/apis/{GROUP}/{VERSION}{scope}/{PLURAL}" for scope in self._scopes]
         answers = [await self._request("GET", path) for path in paths]
-        return [each for answer in answers if answer for each in answer["items"]]
+        return [each for answer in answers for each in answer["items"]]
 
     @override
     async def children(self, ref: ObjectRef) -> Sequence[RawObject]:
@@ -156,12 +157,21 @@ class KubernetesCluster(Cluster):
                 _request_timeout=_TIMEOUT_S,
             )
         except ApiException as error:
-            if error.status == _GONE:
+            if error.status == _GONE and _names_an_object(error.body):
                 return None
             text = f"{method} {path}: {error.status} {error.reason}: {error.body!r}"
             raise Retry(text, after_s=0.0 if error.status in _CONFLICTS else None) from error
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Retry(f"{method} {path}: {error!r}") from error
+
+
+def _names_an_object(body: str | bytes | None) -> bool:
+    """Whether a 404 is about an object: a kind that is not installed (yet) must not pass for an absent object."""
+    try:
+        answer = json.loads(body or "")
+    except ValueError:
+        return False
+    return bool(answer.get("details", {}).get("name"))
 
 
 def _service_path(ref: ObjectRef) -> str:

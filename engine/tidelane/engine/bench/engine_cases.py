@@ -5,8 +5,11 @@ Each case takes a loaded model, the cores to use and the number of rounds, and g
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import torch
@@ -14,6 +17,7 @@ from typing_extensions import override
 
 from tidelane.engine.bench.in_process import InProcessEngine
 from tidelane.engine.bench.ratio import Measured, Ratio, interleaved
+from tidelane.engine.lanes.cores import CoreLane
 from tidelane.engine.model.batch import RaggedBatch
 from tidelane.engine.model.forward import SlicedModel
 from tidelane.engine.model.loading import LoadedModel
@@ -45,21 +49,26 @@ class _Names:
 
 
 def single_stream(loaded: LoadedModel, cores: Sequence[int], rounds: int) -> list[Ratio]:
-    """One sequence's decode against transformers' own `generate()`: same weights, dtype and number of threads."""
+    """One sequence's decode against transformers' own `generate()`: same weights, dtype and worker threads.
+
+    Tokens a second from the median gap, so that what else the machine does for a moment does not count on either side.
+    """
     names = _Names()
-    reference = _Generate(loaded, len(cores))
+    generate = _Generate(loaded)
     with InProcessEngine(loaded, cores=cores) as engine:
 
         def ours() -> float:
             name = names()
             engine.submit(request(name, PROMPT_TOKENS, NEW_TOKENS))
             engine.run()
-            times = engine.token_times()[name]
-            return (len(times) - 1) / (times[-1] - times[0])
+            return _tokens_per_s(engine.token_times()[name])
+
+        def theirs() -> float:
+            return _tokens_per_s(generate.token_times(engine.lanes.decode(len(cores))))
 
         ours()
-        reference.tokens_per_s()
-        over, under = interleaved(ours, reference.tokens_per_s, rounds)
+        theirs()
+        over, under = interleaved(ours, theirs, rounds)
     unit = "tokens/s"
     return [
         Ratio(
@@ -71,28 +80,37 @@ def single_stream(loaded: LoadedModel, cores: Sequence[int], rounds: int) -> lis
     ]
 
 
+def _tokens_per_s(times_s: Sequence[float]) -> float:
+    return 1 / median(later - earlier for earlier, later in pairwise(times_s))
+
+
 class _Generate:
     """transformers' `generate()` on a second copy of the model, with the attention that it takes by default."""
 
-    def __init__(self, loaded: LoadedModel, threads: int) -> None:
+    def __init__(self, loaded: LoadedModel) -> None:
         from transformers import AutoModelForCausalLM
 
-        self._threads = threads
         model: Any = AutoModelForCausalLM.from_pretrained(
             loaded.facts.folder, dtype=loaded.facts.dtype, attn_implementation="sdpa", local_files_only=True
         )
         self._model = model.eval()
         self._model.generation_config.eos_token_id = None
 
-    def tokens_per_s(self) -> float:
+    def token_times(self, lane: CoreLane) -> list[float]:
+        """Runs on `lane`: a second team of threads would slow both down."""
         clock = _TokenClock()
-        torch.set_num_threads(self._threads)
         prompt = torch.tensor([request("reference", PROMPT_TOKENS, NEW_TOKENS).prompt])
-        with torch.inference_mode():
+        done = threading.Event()
+
+        def work() -> None:
             self._model.generate(prompt, max_new_tokens=NEW_TOKENS, do_sample=False, streamer=clock)
+            done.set()
+
+        lane.submit(work)
+        done.wait()
         _, *times = clock.times_s  # the first call brings the prompt
         assert len(times) == NEW_TOKENS
-        return (len(times) - 1) / (times[-1] - times[0])
+        return times
 
 
 class _TokenClock:
@@ -255,7 +273,7 @@ def _long_prompt_arrives(engine: InProcessEngine, names: _Names) -> tuple[list[f
     waits_s = [
         later - earlier
         for name in chats
-        for earlier, later in zip(times[name], times[name][1:], strict=False)
+        for earlier, later in pairwise(times[name])
         if later > arrived_s and earlier < answered_s
     ]
     return waits_s, answered_s - arrived_s

@@ -17,7 +17,7 @@ from tidelane.engine.assembly import warm_up
 from tidelane.engine.channel import Abort, AboutRequest, Accepted, Refused, Submit, ToFront, Tokens
 from tidelane.engine.execution.cpu import CpuExecutor
 from tidelane.engine.kv.device import DevicePool
-from tidelane.engine.lanes.cores import CpuLanes
+from tidelane.engine.lanes.cores import CpuLanes, leave_compute_to_lanes
 from tidelane.engine.lanes.partition import PartitionTable, partition_table
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.loop import Loop
@@ -81,9 +81,9 @@ class InProcessEngine:
     """A loop over `loaded` on `cores` (a core may be named twice, so that few cores can run the splits of many).
 
     `table` defaults to all the splits of `cores`. `schedulers` are the policies by mode; `desk.mode` picks one, and may
-    be set at any moment. `model` is for a view of `loaded` that measures itself.
+    be set at any moment. The calling thread computes with one thread from then on. `model` is for a view of `loaded` that measures itself.
 
-    Public parts: `ledger`, `desk`, `executor`, `usage`, `loop`, `pool`, and `ended`, what the ledger said of each
+    Public parts: `ledger`, `desk`, `executor`, `usage`, `loop`, `lanes`, `pool`, and `ended`, what the ledger said of each
     request that ran to its end.
     """
 
@@ -101,9 +101,10 @@ class InProcessEngine:
         clock: Callable[[], float] = time.monotonic,
         model: SlicedModel | None = None,
     ) -> None:
+        leave_compute_to_lanes()
         layout = loaded.facts.kv_layout
         model = model or SlicedModel(loaded.module)
-        lanes = CpuLanes(cores, table or partition_table(len(cores)))
+        self.lanes = lanes = CpuLanes(cores, table or partition_table(len(cores)))
         self.pool = DevicePool.allocate(layout, kv_blocks, loaded.facts.dtype, torch.device("cpu"))
         warm_up(model, self.pool, lanes)
         self.schedulers: Mapping[str, Scheduler] = schedulers or {

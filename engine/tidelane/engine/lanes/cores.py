@@ -47,6 +47,15 @@ class CoreLane:
                 work()
 
 
+def leave_compute_to_lanes() -> None:
+    """Call first in the thread that will not compute: one OpenMP team too many halves the speed of all.
+
+    libgomp counts the threads of all teams, idle ones too. Once they outnumber the cores, its barriers stop spinning
+    and sleep, some 400 times in each decode step. (Splits that give both lanes several cores outnumber them by design.)
+    """
+    torch.set_num_threads(1)
+
+
 class CpuLanes:
     """The lanes of all partitions of `cores`: `decode(n)` owns the first n cores, `prefill(n)` the last n.
 
