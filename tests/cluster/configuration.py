@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 
-from .pki import KeyPair
+from cluster.pki import KeyPair
 
 ADDRESS = "127.0.0.1"
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from .configuration import (
+from cluster.configuration import (
     ADDRESS,
     AUDIT_POLICY,
     ETCD_FLAGS,
@@ -31,8 +31,8 @@ from .configuration import (
     controller_manager_flags,
     kubeconfig,
 )
-from .pki import Authority, service_account_keys
-from .processes import Programs
+from cluster.pki import Authority, service_account_keys
+from cluster.processes import Programs
 
 BUILD = Path(__file__).resolve().parents[2] / "tools" / "kube" / "build.py"
 

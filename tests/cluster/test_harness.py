@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from .harness import Binaries, Cluster, KubectlError
-from .processes import ProgramError
+from cluster.harness import Binaries, Cluster, KubectlError
+from cluster.processes import ProgramError
 
 TESTS = Path(__file__).resolve().parents[1]
 

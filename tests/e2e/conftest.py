@@ -1,4 +1,4 @@
-"""One real API server for the tests in this folder, with the CRD installed, and agents and operators as processes."""
+"""The API server with the CRD installed, and agents and operators as processes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.conftest import binaries, cluster, controllers
-from cluster.conftest import namespace as bare_namespace
 from cluster.harness import Cluster, KubectlError
 from tidelane.operator.kubernetes_cluster import KubernetesCluster, connect
 
 from .operator_rig import OperatorRig
-
-__all__ = ["bare_namespace", "binaries", "cluster", "controllers"]
 
 CRDS = Path(__file__).parents[2] / "crds"
 
@@ -29,14 +25,14 @@ def installed(cluster: Cluster) -> Cluster:
 
 
 @pytest.fixture
-def namespace(installed: Cluster, bare_namespace: str) -> Iterator[str]:
+def namespace(installed: Cluster, namespace: str) -> Iterator[str]:
     """A fresh namespace, whose services are gone afterwards: operators of other tests must not take them up."""
-    yield bare_namespace
-    for name in installed.kubectl("get", "tlsvc", "-o", "name", namespace=bare_namespace).split():
+    yield namespace
+    for name in installed.kubectl("get", "tlsvc", "-o", "name", namespace=namespace).split():
         with contextlib.suppress(KubectlError):
             released = '{"metadata": {"finalizers": null}}'
-            installed.kubectl("patch", name, "--type=merge", "-p", released, namespace=bare_namespace)
-            installed.kubectl("delete", name, "--wait=false", namespace=bare_namespace)
+            installed.kubectl("patch", name, "--type=merge", "-p", released, namespace=namespace)
+            installed.kubectl("delete", name, "--wait=false", namespace=namespace)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A real Kubernetes API server for the tests in this folder, started when the first of them needs it."""
+"""A real Kubernetes API server, one for the whole run, started when the first test needs it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from .harness import Binaries, Cluster, MissingBinariesError, sigterm_as_interrupt
+from cluster.harness import Binaries, Cluster, MissingBinariesError, sigterm_as_interrupt
 
 _CLUSTER = pytest.StashKey[Cluster]()
 
