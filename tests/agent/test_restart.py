@@ -24,6 +24,8 @@ from tidelane.rpc.node_agent_pb2 import NodeStatus, ReplicaStatus
 from tidelane.rpc.node_agent_pb2_grpc import NodeAgentStub
 from tidelane.rpc.wire import spec_to_wire
 
+pytestmark = pytest.mark.slow  # real processes, dozens of them
+
 _MAIN = """
 import argparse, sys
 from tidelane.cli import agent

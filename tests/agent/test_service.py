@@ -28,6 +28,8 @@ from tidelane.rpc.node_agent_pb2 import NodeStatus, ReplicaStatus
 from tidelane.rpc.node_agent_pb2_grpc import NodeAgentStub
 from tidelane.rpc.wire import KvCacheSpec, ReplicaRef, ref_to_wire, spec_to_wire
 
+pytestmark = pytest.mark.slow  # real processes, dozens of them
+
 
 async def test_the_same_generation_again_changes_nothing(tmp_path: Path) -> None:
     async with rig(tmp_path) as r:

@@ -19,6 +19,8 @@ from tidelane.agent.lifecycle import Limits
 from tidelane.rpc.node_agent_pb2 import ReplicaStatus
 from tidelane.rpc.wire import ShareBounds
 
+pytestmark = pytest.mark.slow  # real processes, dozens of them
+
 
 async def http_answers(host: str, port: int) -> bool:
     try:

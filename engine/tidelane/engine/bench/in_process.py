@@ -81,10 +81,11 @@ class InProcessEngine:
     """A loop over `loaded` on `cores` (a core may be named twice, so that few cores can run the splits of many).
 
     `table` defaults to all the splits of `cores`. `schedulers` are the policies by mode; `desk.mode` picks one, and may
-    be set at any moment. The calling thread computes with one thread from then on. `model` is for a view of `loaded` that measures itself.
+    be set at any moment. `model` is for a view of `loaded` that measures itself. The calling thread computes with one
+    thread from then on.
 
-    Public parts: `ledger`, `desk`, `executor`, `usage`, `loop`, `lanes`, `pool`, and `ended`, what the ledger said of each
-    request that ran to its end.
+    Public parts: `ledger`, `desk`, `executor`, `usage`, `loop`, `lanes`, `pool`, and `ended`, what the ledger said of
+    each request that ran to its end.
     """
 
     def __init__(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from tidelane.engine.kv.device import DevicePool
@@ -17,7 +16,7 @@ class Rows:
 
     tokens: Sequence[int]
     start: int
-    blocks: Sequence[int]
+    blocks: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,27 +45,26 @@ class RaggedBatch:
 
     @staticmethod
     def build(rows: Sequence[Rows], pool: DevicePool) -> RaggedBatch:
+        # Lists, not arrays: most batches are decode steps of a few rows, where a numpy call costs more than it saves.
         block_tokens = pool.layout.block_tokens
         tokens: list[int] = []
-        positions: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
-        writes: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+        positions: list[int] = []
+        writes: list[int] = []
         segments: list[Segment] = []
         for part in rows:
-            first, context = len(tokens), part.start + len(part.tokens)
-            at = np.arange(part.start, context)
-            blocks = np.asarray(part.blocks, dtype=np.int64)
-            adjacent = len(blocks) == 1 or bool((np.diff(blocks) == 1).all())
-            slots = None
-            if not adjacent:
-                slots = torch.from_numpy((blocks[:, None] * block_tokens + np.arange(block_tokens)).ravel()[:context])
-            tokens.extend(part.tokens)
-            positions.append(at)
-            writes.append(blocks[at // block_tokens] * block_tokens + at % block_tokens)
-            segments.append(Segment(first, len(tokens), context, int(blocks[0]) * block_tokens, slots))
-        return RaggedBatch(
-            pool,
-            torch.tensor(tokens, dtype=torch.int64),
-            torch.from_numpy(np.concatenate(positions)),
-            torch.from_numpy(np.concatenate(writes)),
-            tuple(segments),
-        )
+            first, context, blocks = len(tokens), part.start + len(part.tokens), part.blocks
+            tokens += part.tokens
+            positions += range(part.start, context)
+            writes += [
+                blocks[at // block_tokens] * block_tokens + at % block_tokens for at in range(part.start, context)
+            ]
+            adjacent = blocks == list(range(blocks[0], blocks[0] + len(blocks)))
+            slots = None if adjacent else _slots(blocks, block_tokens, context)
+            segments.append(Segment(first, len(tokens), context, blocks[0] * block_tokens, slots))
+        return RaggedBatch(pool, torch.tensor(tokens), torch.tensor(positions), torch.tensor(writes), tuple(segments))
+
+
+def _slots(blocks: list[int], block_tokens: int, context: int) -> torch.Tensor:
+    """[context]"""
+    first = torch.tensor(blocks).unsqueeze(1) * block_tokens
+    return (first + torch.arange(block_tokens)).view(-1)[:context]
