@@ -70,9 +70,8 @@ def assemble(
     warm_up(model, pool, lanes)
 
     window = LatencyWindow(time.monotonic)
-    lane_policy = LanesScheduler()
     policies: dict[str, Scheduler] = {
-        ExecutionMode.LANES: lane_policy,
+        ExecutionMode.LANES: LanesScheduler(),
         ExecutionMode.MIXED_BATCH: MixedScheduler(),
     }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from tidelane.engine.kv.layout import KVLayout
 from tidelane.engine.model.attention import NAME, register
@@ -50,12 +51,17 @@ def load(folder: Path, dtype_name: str, max_context_tokens: int | None, device: 
     register()
     dtype = _dtype(dtype_name, device)
     module: Any
+    report: Any
     try:
-        module = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype or "auto", attn_implementation=NAME, local_files_only=True
+        module, report = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype or "auto", attn_implementation=NAME, local_files_only=True, output_loading_info=True
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise BadModel(f"cannot load the model in {folder}: {error}") from error
+    if report["missing_keys"]:
+        # transformers would serve random numbers in their place.
+        missing = sorted(report["missing_keys"])
+        raise BadModel(f"the model in {folder} lacks {len(missing)} of its weights, such as {missing[0]}")
     module = module.to(device).eval()
     config = module.config.get_text_config()
     own_limit = getattr(config, "max_position_embeddings", None)

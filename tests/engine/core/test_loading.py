@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tidelane.engine.model.batch import RaggedBatch, Rows
+from tidelane.engine.model.forward import SlicedModel
+from tidelane.engine.model.loading import load, weight_digest
+from tidelane.engine.model.store import BadModel, resolve
+
+from .models import FAMILIES, SHAPE, save
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save("llama", tmp_path / "llama")
+
+
+def no_progress(_: str) -> None:
+    return
+
+
+def test_facts_are_those_of_the_config(folder: Path) -> None:
+    facts = load(folder, "float32", None, CPU).facts
+    assert facts.layers == SHAPE["num_hidden_layers"]
+    assert facts.max_context_tokens == SHAPE["max_position_embeddings"]
+    assert facts.stop_token_ids == (SHAPE["eos_token_id"],)
+    assert facts.kv_layout.token_bytes == 4 * 2 * (16 + 16) * 4  # layers x heads x (key + value) x float32
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_can_be_sliced(family: str, tmp_path: Path) -> None:
+    from tidelane.engine.kv.device import DevicePool
+
+    loaded = load(save(family, tmp_path / family), "float32", None, CPU)
+    model = SlicedModel(loaded.module)
+    pool = DevicePool.allocate(loaded.facts.kv_layout, 4, torch.float32, CPU)
+    with torch.inference_mode():
+        model.check(RaggedBatch.build([Rows(range(40), 0, [0, 1, 2])], pool))
+    assert model.layers == SHAPE["num_hidden_layers"]
+
+
+def test_truncated_weights_are_refused(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(BadModel, match="cannot load the model"):
+        load(folder, "float32", None, CPU)
+
+
+def test_missing_weights_are_refused_and_not_made_up(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(BadModel, match=r"lacks 1 of its weights, such as model\.layers\.1\.mlp\.up_proj\.weight"):
+        load(folder, "float32", None, CPU)
+
+
+def test_a_broken_config_is_refused(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+    with pytest.raises(BadModel, match="cannot load the model"):
+        load(folder, "float32", None, CPU)
+
+
+def test_a_context_above_the_model_s_own_is_refused(folder: Path) -> None:
+    with pytest.raises(BadModel, match="max context of 5000 tokens is above the model's own 4096"):
+        load(folder, "float32", 5000, CPU)
+
+
+def test_new_weights_of_the_same_shape_have_another_digest(folder: Path) -> None:
+    before = weight_digest(folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, folder / "model.safetensors")
+    assert weight_digest(folder) != before
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("builtin://nothing", "unknown built-in model 'nothing'; there is builtin://smollm2-135m-instruct"),
+        ("hf://one-word", "expected hf://ORG/NAME"),
+        ("ftp://x/y", "must start with builtin://, hf://, file:// or pvc://"),
+        ("file:///no/such/folder", "/no/such/folder does not exist"),
+    ],
+)
+def test_sources_that_lead_nowhere_say_what_to_change(source: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(BadModel, match=message):
+        resolve(source, tmp_path, no_progress)
+
+
+def test_a_folder_without_a_model_says_what_was_expected(tmp_path: Path) -> None:
+    with pytest.raises(BadModel, match=r"expected a folder with config\.json and safetensors, or exactly one \.gguf"):
+        resolve(f"file://{tmp_path}", tmp_path, no_progress)
