@@ -50,14 +50,13 @@ def load(folder: Path, dtype_name: str, max_context_tokens: int | None, device: 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     register()
     dtype = _dtype(dtype_name, device)
-    module: Any
-    report: Any
     try:
-        module, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype or "auto", attn_implementation=NAME, local_files_only=True, output_loading_info=True
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise BadModel(f"cannot load the model in {folder}: {error}") from error
+    module, report = loaded
     if report["missing_keys"]:
         # transformers would serve random numbers in their place.
         missing = sorted(report["missing_keys"])
