@@ -32,10 +32,10 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--model-store", type=Path, metavar="DIR", help="where fetched and converted models are kept")
     add("--served-name", metavar="NAME", help='what clients put in "model" (the source without its scheme)')
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    add("--port", type=int, default=8000, help="port to listen on (%(default)s)")
+    add("--port", type=_port, default=8000, help="port to listen on (%(default)s)")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
-    add("--max-context-tokens", type=int, default=0, metavar="N", help="0: the model's own limit")
-    add("--kv-pool-memory", type=int, default=0, metavar="BYTES", help="0: chosen from the free memory")
+    add("--max-context-tokens", type=_count, default=0, metavar="N", help="0: the model's own limit")
+    add("--kv-pool-memory", type=_count, default=0, metavar="BYTES", help="0: chosen from the free memory")
     add(
         "--objective",
         default=DEFAULT_OBJECTIVE,
@@ -44,7 +44,13 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add("--control-socket", type=Path, metavar="PATH", help="Unix socket for the agent")
     add("--cores", type=_cores, default=(), metavar="0,1", help="CPU cores to use (all)")
-    add("--queue-limit", type=int, default=256, metavar="N", help="requests that may wait; more get 429 (%(default)s)")
+    add(
+        "--queue-limit",
+        type=_count,
+        default=256,
+        metavar="N",
+        help="requests that may wait; more get 429 (%(default)s)",
+    )
     add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     parser.set_defaults(run=run)
 
@@ -82,7 +88,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _cores(text: str) -> tuple[int, ...]:
-    cores = tuple(int(part) for part in text.split(",") if part)
+    try:
+        cores = tuple(int(part) for part in text.split(",") if part)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be core numbers with commas between, such as 0,1") from None
     if not set(cores) <= os.sched_getaffinity(0):
         raise argparse.ArgumentTypeError(f"cores {text}: this process may use {sorted(os.sched_getaffinity(0))}")
     return cores
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, 0 or more")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    port = _count(text)
+    if not 0 < port < 65536:
+        raise argparse.ArgumentTypeError(f"{text} must lie between 1 and 65535")
+    return port

@@ -7,5 +7,9 @@ class CannotServe(ValueError):
     """The engine can never run as asked: do not restart it, tell the person; the message says what to change."""
 
 
+class EngineStuck(RuntimeError):
+    """Work was launched and never came back: restart the engine."""
+
+
 class FrontLost(RuntimeError):
     """The HTTP front died: restart the engine."""

@@ -55,6 +55,7 @@ class Ledger:
         self.draining = False
         self.preemptions = 0
         self.refusals = 0
+        self._progress_s = 0.0  # when a launch last started or ended
         self.steps = 0  # launches that ended: decode steps and prefill slices
         self.flight = Flight()
         self.pool = BlockPool(blocks)
@@ -89,6 +90,10 @@ class Ledger:
     @property
     def empty(self) -> bool:
         return not self._sequences
+
+    def still_for_s(self, now_s: float) -> float:
+        """How long what is in flight has neither been joined by a launch nor ended; 0 when nothing is."""
+        return 0.0 if self.flight.idle else now_s - self._progress_s
 
     def take_outbox(self) -> list[ToFront]:
         messages, self._outbox = self._outbox, []
@@ -169,6 +174,8 @@ class Ledger:
 
     def apply(self, plan: Plan, now_s: float) -> None:
         """Move blocks as `plan` says and note its launches as in flight."""
+        if plan.launches:
+            self._progress_s = now_s
         for sequence_id in plan.preempt:
             self._preempt(self._sequences[sequence_id])
         for sequence_id in plan.admit:
@@ -190,6 +197,7 @@ class Ledger:
         """Take what a launch produced: computed tokens, new tokens, finished requests, freed blocks."""
         self._learn(completion)
         self.steps += 1
+        self._progress_s = now_s
         touched: list[tuple[str, int]] = []
         if completion.decode is not None:
             self.flight = replace(self.flight, decode=None, decode_units=0)

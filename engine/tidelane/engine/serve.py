@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -14,7 +15,7 @@ from types import FrameType
 from tidelane.engine.channel import Endpoint, ToFront, ToLoop, loop_end
 from tidelane.engine.config import ServeConfig
 from tidelane.engine.control import SUPPORTED_MODES, ControlRoom, start_control_server, unsupported
-from tidelane.engine.errors import CannotServe, FrontLost
+from tidelane.engine.errors import CannotServe, EngineStuck, FrontLost
 from tidelane.engine.http.config import EX_CONFIG, FrontConfig
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.wakeup import Wakeup
@@ -24,6 +25,10 @@ _log = logging.getLogger(__name__)
 
 # SIGTERM without a Drain before it: how long running requests may take to end.
 TERM_DRAIN_S = 10.0
+# Far beyond any slice: the longest pass is 2,048 tokens through all layers, before anything was measured.
+STUCK_S = 180.0
+# What a Unix socket's address holds (sun_path), less the closing zero.
+LONGEST_SOCKET_PATH = 107
 # A front whose core is gone says it is gone within 2 s.
 FRONT_EXIT_S = 4.0
 
@@ -36,8 +41,8 @@ def serve(config: ServeConfig) -> int:
     except CannotServe as error:
         _log.error("cannot serve: %s", error)
         return EX_CONFIG
-    except (FrontLost, ConnectionError) as error:
-        _log.error("%s", error)
+    except (FrontLost, EngineStuck, OSError) as error:
+        _log.error("cannot go on: %s", error)
         return 1
     return 0
 
@@ -58,7 +63,14 @@ class _Serving:
             raise CannotServe(unsupported(self._config.objective.mode))
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
+        # Found out now rather than after the model is loaded. (The front binds it itself, a moment later.)
+        socket.create_server((self._config.host, self._config.port), family=_family(self._config.host)).close()
         socket_path = self._config.control_socket or self._folder / "control.sock"
+        if len(str(socket_path)) > LONGEST_SOCKET_PATH or not socket_path.parent.is_dir():
+            raise CannotServe(
+                f"control socket {socket_path}: its folder must exist, and its path take at most "
+                f"{LONGEST_SOCKET_PATH} bytes"
+            )
         socket_path.unlink(missing_ok=True)
         control = start_control_server(self._room, str(socket_path))
         endpoint = loop_end(str(self._folder / "front.sock"))
@@ -95,6 +107,7 @@ class _Serving:
         self._loaded = True
         try:
             endpoint.send(engine.front_facts)
+            self._ended(front, engine.ledger)  # a front that could not start must not be announced
             _log.info("serving %s on %s", self._config.served_name, self._identity.listen)
             engine.loop.run(until=lambda: self._ended(front, engine.ledger))
             # The deadline has passed: what still runs ends with an error, not with silence.
@@ -109,8 +122,11 @@ class _Serving:
             raise CannotServe("the HTTP front cannot serve this model; its log says why")
         if code is not None:
             raise FrontLost(f"the HTTP front ended with code {code}")
+        now_s = time.monotonic()
+        if ledger.still_for_s(now_s) > STUCK_S:
+            raise EngineStuck(f"a launch has not come back for {STUCK_S:.0f} s")
         drain_by_s = self._room.drain_by_s
-        return drain_by_s is not None and (ledger.empty or time.monotonic() >= drain_by_s)
+        return drain_by_s is not None and (ledger.empty or now_s >= drain_by_s)
 
     def _publish(self, message: str) -> None:
         status = serving_pb2.EngineStatus(state=serving_pb2.EngineStatus.LOADING, message=message)
@@ -121,6 +137,10 @@ class _Serving:
         if not self._loaded:
             raise SystemExit(0)
         self._room.drain(TERM_DRAIN_S)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _end(front: subprocess.Popen[bytes]) -> None:

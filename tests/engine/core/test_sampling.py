@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -118,3 +119,21 @@ def test_uniform_is_in_range_and_repeats(seed: int, position: int) -> None:
     value = uniform(seed, position)
     assert 0.0 <= value < 1.0
     assert value == uniform(seed, position)
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"top_p": 1e-300},
+        {"temperature": 1e-300},
+        {"temperature": 1e-40, "top_p": 0.9},
+        {"temperature": 1e-40, "top_k": 5, "min_p": 0.1},
+        {"repetition_penalty": 1e-40, "top_p": 0.5},
+        {"repetition_penalty": 1e-40, "min_p": 0.1},
+        {"repetition_penalty": 1e-300, "temperature": 0.0},
+        {"logit_bias": ((1, 1e308),), "top_p": 0.5},
+    ],
+)
+def test_extremes_round_to_greedy_and_never_to_nothing(extreme: dict[str, Any]) -> None:
+    logits = [0.5, 3.0, -1.0] + [0.0] * 97
+    assert one(logits, Sampling(seed=1, **extreme), tokens=[1]) == 1

@@ -254,3 +254,14 @@ def test_the_timeline_has_the_queue_apart_from_the_service() -> None:
     assert second.queue_s == pytest.approx(first.last_token_s, rel=0.3)
     assert second.ttft_s > second.queue_s
     assert second.output_tokens == 10
+
+
+def test_a_launch_that_never_comes_back_is_noticed() -> None:
+    world = World()
+    world.clock.now_s = 50.0
+    assert world.ledger.still_for_s(50.0) == 0.0
+    world.submit(request("a"))
+    world.turn()
+    assert world.ledger.still_for_s(50.0 + 200.0) == 200.0
+    world.run()
+    assert world.ledger.still_for_s(1000.0) == 0.0

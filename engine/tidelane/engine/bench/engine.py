@@ -12,10 +12,11 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tidelane.engine.bench import engine_cases, http_case
+from tidelane.engine.bench.meter import Meter
 from tidelane.engine.bench.ratio import Ratio
+from tidelane.engine.errors import CannotServe
 from tidelane.engine.model.loading import LoadedModel, load
 from tidelane.engine.model.store import default_store, resolve
 
@@ -32,22 +33,32 @@ CASES: Mapping[str, Case] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
-    console = Console(stderr=True)
-    loaded = load(resolve(args.model, default_store(), console.print), "float32", None, torch.device("cpu"))
-    cores = args.cores or tuple(sorted(os.sched_getaffinity(0)))
-    ratios: list[Ratio] = []
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        for name in args.only or CASES:
-            task = progress.add_task(f"measuring {name}, {args.rounds} rounds", total=None)
-            for ratio in CASES[name](loaded, cores, args.rounds):
-                ratios.append(ratio)
-                progress.console.file.flush()
-                print(ratio, flush=True)
-            progress.remove_task(task)
+    console = Console(stderr=True, highlight=False)
+    try:
+        folder = resolve(args.model, default_store(), console.print)
+        loaded = load(folder, "float32", None, torch.device("cpu"))
+        ratios = _measure(loaded, args, console)
+    except CannotServe as error:
+        console.print(f"bench-engine: {error}", markup=False)
+        return 2
+    except KeyboardInterrupt:
+        return 130
     if args.json:
         args.json.write_text(json.dumps([_plain(ratio) for ratio in ratios], indent=2) + "\n", encoding="utf-8")
     return 1 if args.strict and not all(ratio.met for ratio in ratios) else 0
+
+
+def _measure(loaded: LoadedModel, args: argparse.Namespace, console: Console) -> list[Ratio]:
+    """Each ratio is printed as soon as it is known."""
+    cores = args.cores or tuple(sorted(os.sched_getaffinity(0)))
+    ratios: list[Ratio] = []
+    for name in args.only or CASES:
+        with Meter(console, f"Measuring {name}, {args.rounds} rounds"):
+            found = CASES[name](loaded, cores, args.rounds)
+        for ratio in found:
+            print(ratio, flush=True)
+        ratios += found
+    return ratios
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -32,8 +32,8 @@ STREAMS = 8
 
 def request(name: str, prompt_tokens: int, new_tokens: int) -> Request:
     """Greedy, and of exactly that length: nothing stops it."""
-    # Any ids will do: the time of a step does not depend on which tokens they are.
-    prompt = tuple(100 + (7 * i + sum(name.encode())) % 20_000 for i in range(prompt_tokens))
+    # Any ids that each model has will do: the time of a step does not depend on which tokens they are.
+    prompt = tuple(100 + (7 * i + sum(name.encode())) % 400 for i in range(prompt_tokens))
     return Request(name, prompt, new_tokens, Sampling(seed=0, temperature=0.0), arrival_s=time.monotonic())
 
 

@@ -34,7 +34,7 @@ from tidelane.rpc.wire import ExecutionMode, Objective
 
 STREAMS = 64
 PROMPT_TOKENS = 16
-NEW_TOKENS = 40
+NEW_TOKENS = 24
 # All prompts in one pass, so that all streams decode together nearly from the start.
 _MODE = ExecutionMode.MIXED_BATCH
 _NAME = "bench"

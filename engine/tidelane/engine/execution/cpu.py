@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +18,8 @@ from tidelane.engine.model.sampling import logprob_of, sample
 from tidelane.engine.request import TokenLogprob
 from tidelane.engine.scheduling.plan import DecodeBatch, Plan, PrefillSlice, Span
 from tidelane.engine.sequence import Sequence
+
+_log = logging.getLogger(__name__)
 
 # Rows of logits made at a time for prompt log-probabilities: [256, vocab] floats at once, not [prompt, vocab].
 LOGIT_ROWS = 256
@@ -77,8 +80,10 @@ class CpuExecutor:
             failure = None
             try:
                 sampled = self._run(decode, prefill)
-            except (RuntimeError, ValueError, ArithmeticError, MemoryError, NotImplementedError) as error:
-                # Whatever torch raises here concerns this launch; the lane and the other sequences go on.
+            except Exception as error:
+                # The outermost frame of a lane: whatever goes wrong here concerns this launch, and a lane that died of
+                # it would leave every later request unanswered.
+                _log.exception("a launch failed")
                 failure = f"{type(error).__name__}: {error}"
                 if prefill is not None:
                     self.forget(prefill.job)

@@ -70,7 +70,7 @@ class Body(BaseModel):
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1), AfterValidator(_top_k)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31), AfterValidator(_top_k)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0

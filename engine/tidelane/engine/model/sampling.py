@@ -14,6 +14,11 @@ import torch
 
 from tidelane.engine.request import NewToken, Sampling, TokenLogprob
 
+# A temperature below this is greedy, and one that rounds to 0 in float32 would divide by it.
+COLDEST = 1e-5
+# Penalties and biases may overflow; beyond this, softmax sees no difference anyway.
+LARGEST_LOGIT = 1e30
+
 
 def sample(
     logits: torch.Tensor,  # [n, vocab], float32; overwritten
@@ -81,11 +86,16 @@ def _shift(row: torch.Tensor, request: Sampling, tokens: Sequence[int], counts: 
         ids = torch.tensor(list(counts))
         times = torch.tensor([float(n) for n in counts.values()])
         row[ids] -= request.presence_penalty + request.frequency_penalty * times
+    row.clamp_(-LARGEST_LOGIT, LARGEST_LOGIT)
 
 
 def _draw(row: torch.Tensor, request: Sampling, position: int) -> int:
-    """One token from the row's logits [vocab], by inverting the cumulative distribution of what the filters leave."""
-    row = row / request.temperature
+    """One token from the row's logits [vocab], by inverting the cumulative distribution of what the filters leave.
+
+    The likeliest token always stays, whatever the filters round to.
+    """
+    # The maximum first: dividing by a tiny temperature then gives 0 and -inf, which is greedy, never inf - inf.
+    row = (row - row.max()) / max(request.temperature, COLDEST)
     ids: torch.Tensor | None = None
     if request.top_k is not None and request.top_k < row.shape[0]:
         row, ids = row.topk(request.top_k)  # sorted, highest first
@@ -93,9 +103,10 @@ def _draw(row: torch.Tensor, request: Sampling, position: int) -> int:
         row, ids = row.sort(descending=True)
     probabilities = torch.softmax(row, dim=-1)
     if request.top_p < 1.0:
-        # Keep a token if those before it do not reach top_p yet: the likeliest one always stays.
-        before = probabilities.cumsum(dim=-1) - probabilities
-        probabilities = torch.where(before < request.top_p, probabilities, 0.0)
+        # Keep a token if those before it do not reach top_p yet.
+        kept = probabilities.cumsum(dim=-1) - probabilities < request.top_p
+        kept[0] = True  # top_p may round to 0 in float32
+        probabilities = torch.where(kept, probabilities, 0.0)
     if request.min_p > 0:
         probabilities = torch.where(probabilities >= request.min_p * probabilities.max(), probabilities, 0.0)
     cumulative = probabilities.double().cumsum(dim=-1)

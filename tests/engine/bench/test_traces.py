@@ -1,0 +1,58 @@
+"""Trace files in the formats of their authors, on made-up samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tidelane.engine.bench.traces import BadTrace, read_trace
+from tidelane.engine.bench.traffic import Arrival, Traffic
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2024-05-01 10:00:00.5000000,120,10
+2024-05-01 10:00:00.7500000,4000,1
+2024-05-01 10:01:02.5000000,7,300
+"""
+MOONCAKE = """{"timestamp": 3000, "input_length": 700, "output_length": 5, "hash_ids": [0, 1]}
+{"timestamp": 3000, "input_length": 20, "output_length": 9, "hash_ids": [2]}
+{"timestamp": 6500, "input_length": 1200, "output_length": 1, "hash_ids": [0, 1, 3]}
+"""
+
+
+def test_azure_csv(tmp_path: Path) -> None:
+    (tmp_path / "code.csv").write_text(AZURE)
+    assert read_trace(tmp_path / "code.csv") == Traffic(
+        (Arrival(0.0, 120, 10), Arrival(0.25, 4000, 1), Arrival(62.0, 7, 300)), 62.0
+    )
+
+
+def test_mooncake_jsonl(tmp_path: Path) -> None:
+    (tmp_path / "chats.jsonl").write_text(MOONCAKE)
+    assert read_trace(tmp_path / "chats.jsonl") == Traffic(
+        (Arrival(0.0, 700, 5), Arrival(0.0, 20, 9), Arrival(3.5, 1200, 1)), 3.5
+    )
+
+
+def test_arrivals_come_in_order(tmp_path: Path) -> None:
+    lines = MOONCAKE.splitlines()
+    (tmp_path / "chats.jsonl").write_text("\n".join(reversed(lines)) + "\n")
+    assert [each.at_s for each in read_trace(tmp_path / "chats.jsonl").arrivals] == [0.0, 0.0, 3.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", AZURE + "yesterday,1,1\n", r"a\.csv:5: "),
+        ("a.csv", "TIME,IN\n1,2\n", r"a\.csv:2: KeyError"),
+        ("a.csv", AZURE + "2024-05-01 10:02:00,1\n", r"a\.csv:5: "),
+        ("a.jsonl", MOONCAKE + '{"timestamp": 1}\n', r"a\.jsonl:4: KeyError"),
+        ("a.jsonl", "not json\n", r"a\.jsonl:1: "),
+        ("a.jsonl", "", "no request"),
+        ("a.txt", "", "expected a .csv"),
+    ],
+)
+def test_what_is_no_trace_is_refused_by_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(BadTrace, match=message):
+        read_trace(tmp_path / name)

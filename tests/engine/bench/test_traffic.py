@@ -1,0 +1,69 @@
+"""Arrivals: the same seed gives the same traffic, and its figures are those asked for."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from tidelane.engine.bench.prompts import prompt_of
+from tidelane.engine.bench.traffic import Arrival, Kind, Traffic, parse_kind, poisson
+
+CHAT = Kind("chat", 5.0, (10, 40), (16, 32))
+LONG = Kind("long", 0.5, (400, 700), (8, 8))
+
+
+def test_one_seed_gives_one_traffic() -> None:
+    assert poisson([CHAT, LONG], 60, seed=3) == poisson([CHAT, LONG], 60, seed=3)
+    assert poisson([CHAT], 60, seed=3) != poisson([CHAT], 60, seed=4)
+
+
+def test_a_kind_keeps_its_arrivals_beside_another() -> None:
+    alone = poisson([CHAT], 60, seed=3)
+    beside = poisson([CHAT, LONG], 60, seed=3)
+    assert tuple(each for each in beside.arrivals if each.kind == "chat") == alone.arrivals
+    assert [each.at_s for each in beside.arrivals] == sorted(each.at_s for each in beside.arrivals)
+
+
+def test_rate_and_lengths_are_as_asked() -> None:
+    arrivals = poisson([CHAT], 1000, seed=0).arrivals
+    assert len(arrivals) == pytest.approx(5000, rel=0.05)
+    gaps = [later.at_s - earlier.at_s for earlier, later in pairwise(arrivals)]
+    mean = sum(gaps) / len(gaps)
+    deviation = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
+    assert deviation == pytest.approx(mean, rel=0.1)  # of an exponential distribution the two are one
+    assert {each.input_tokens for each in arrivals} == set(range(10, 41))
+    assert {each.output_tokens for each in arrivals} == set(range(16, 33))
+    assert max(each.at_s for each in arrivals) < 1000
+
+
+def test_traffic_can_be_densified_and_cut() -> None:
+    traffic = Traffic((Arrival(0.0, 1, 1), Arrival(4.0, 2, 2), Arrival(8.0, 3, 3)), 10.0)
+    assert traffic.faster(2) == Traffic((Arrival(0.0, 1, 1), Arrival(2.0, 2, 2), Arrival(4.0, 3, 3)), 5.0)
+    assert traffic.first(8) == Traffic((Arrival(0.0, 1, 1), Arrival(4.0, 2, 2)), 8)
+    assert traffic.first(11) is traffic
+
+
+def test_a_kind_is_parsed() -> None:
+    assert parse_kind("chat:rate=0.5,in=20-60,out=8") == Kind("chat", 0.5, (20, 60), (8, 8))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("chat", "expected NAME:rate=RPS"),
+        ("chat:rate=1,in=20-10,out=8", "20-10 tokens; expected 1 <= low <= high"),
+        ("chat:rate=0,in=20,out=8", "the rate must be above 0"),
+        ("chat:rate=1,in=0,out=8", "0-0 tokens"),
+    ],
+)
+def test_a_wrong_kind_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_kind(text)
+
+
+def test_prompts_have_their_length_and_share_no_prefix() -> None:
+    first, second = prompt_of(50, "0:1"), prompt_of(50, "0:2")
+    assert len(first.split()) == len(second.split()) == 50
+    assert first == prompt_of(50, "0:1")
+    assert first.split()[:4] != second.split()[:4]
