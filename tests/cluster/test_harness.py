@@ -214,6 +214,8 @@ RUN = """
 import signal, sys
 from pathlib import Path
 from cluster.harness import Binaries, Cluster, sigterm_as_interrupt
+# A test run in the background of a script has SIGINT ignored, and its children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with sigterm_as_interrupt(), Cluster(Path(sys.argv[1]), Binaries.find()) as cluster:
     print(*cluster.pids.values(), flush=True)
     signal.pause()
@@ -229,8 +231,11 @@ def test_no_process_outlives_a_run_that_is_killed(binaries: Binaries, tmp_path: 
         pids = [int(pid) for pid in run.stdout.readline().split()]
         assert len(pids) == 2
         assert all(lives(pid) for pid in pids)
-        run.send_signal(number)
-        run.wait(timeout=30)
+        try:
+            run.send_signal(number)
+            run.wait(timeout=30)
+        finally:
+            run.kill()
     assert eventually(lambda: not any(lives(pid) for pid in pids))
     # A run that was not given the time to clean up leaves its folder, which pytest removes later.
     assert folder.exists() == (number == signal.SIGKILL)

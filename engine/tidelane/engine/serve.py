@@ -17,6 +17,7 @@ from tidelane.engine.config import ServeConfig
 from tidelane.engine.control import SUPPORTED_MODES, ControlRoom, start_control_server, unsupported
 from tidelane.engine.errors import CannotServe, EngineStuck, FrontLost
 from tidelane.engine.http.config import EX_CONFIG, FrontConfig
+from tidelane.engine.lanes.spinning import limit_spinning
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.wakeup import Wakeup
 from tidelane.rpc import serving_pb2
@@ -99,6 +100,7 @@ class _Serving:
         return child
 
     def _serve_with(self, front: subprocess.Popen[bytes], endpoint: Endpoint[ToFront, ToLoop]) -> None:
+        limit_spinning(os.environ)
         # torch takes seconds to import: the control socket and the port are there before it.
         from tidelane.engine.assembly import assemble
 

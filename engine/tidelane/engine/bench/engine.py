@@ -7,39 +7,26 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
-from tidelane.engine.bench import engine_cases, http_case
 from tidelane.engine.bench.meter import Meter
 from tidelane.engine.bench.ratio import Ratio
 from tidelane.engine.errors import CannotServe
-from tidelane.engine.model.loading import LoadedModel, load
-from tidelane.engine.model.store import default_store, resolve
+from tidelane.engine.lanes.spinning import limit_spinning
 
-Case = Callable[[LoadedModel, Sequence[int], int], list[Ratio]]
-
-CASES: Mapping[str, Case] = {
-    "single-stream": engine_cases.single_stream,
-    "batching": engine_cases.batching,
-    "loop-work": engine_cases.loop_work,
-    "lanes": engine_cases.lanes_against_mixed,
-    "http": http_case.http_cost,
-}
+CASES = ("single-stream", "batching", "loop-work", "lanes", "http")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     console = Console(stderr=True, highlight=False)
     try:
-        folder = resolve(args.model, default_store(), console.print)
-        loaded = load(folder, "float32", None, torch.device("cpu"))
-        ratios = _measure(loaded, args, console)
+        ratios = _measure(args, console)
     except CannotServe as error:
-        console.print(f"bench-engine: {error}", markup=False)
+        console.print(f"bench-engine: {error}", markup=False, soft_wrap=True)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -48,13 +35,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if args.strict and not all(ratio.met for ratio in ratios) else 0
 
 
-def _measure(loaded: LoadedModel, args: argparse.Namespace, console: Console) -> list[Ratio]:
+def _measure(args: argparse.Namespace, console: Console) -> list[Ratio]:
     """Each ratio is printed as soon as it is known."""
+    limit_spinning(os.environ)
+    # Only now: these import torch.
+    import torch
+
+    from tidelane.engine.bench import engine_cases, http_case
+    from tidelane.engine.model.loading import load
+    from tidelane.engine.model.store import default_store, resolve
+
+    cases = (
+        engine_cases.single_stream,
+        engine_cases.batching,
+        engine_cases.loop_work,
+        engine_cases.lanes_against_mixed,
+        http_case.http_cost,
+    )
+    loaded = load(resolve(args.model, default_store(), console.print), "float32", None, torch.device("cpu"))
     cores = args.cores or tuple(sorted(os.sched_getaffinity(0)))
     ratios: list[Ratio] = []
-    for name in args.only or CASES:
+    for name, case in zip(CASES, cases, strict=True):
+        if args.only and name not in args.only:
+            continue
         with Meter(console, f"Measuring {name}, {args.rounds} rounds"):
-            found = CASES[name](loaded, cores, args.rounds)
+            found = case(loaded, cores, args.rounds)
         for ratio in found:
             print(ratio, flush=True)
         ratios += found
@@ -65,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--model", default="builtin://smollm2-135m-instruct", metavar="SOURCE")
-    add("--only", action="append", choices=tuple(CASES), help="measure this alone (may be repeated)")
+    add("--only", action="append", choices=CASES, help="measure this alone (may be repeated)")
     add("--rounds", type=int, default=3, metavar="N", help="samples of each side; medians count (%(default)s)")
     add(
         "--cores",
