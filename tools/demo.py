@@ -59,7 +59,11 @@ def main() -> int:
     )
     args = parser.parse_args()
     console = Console(highlight=False)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # SIGINT too: it is ignored in a job that a script put in the background
+        signal.signal(number, signal.default_int_handler)
     try:
         _run(console, args.manifest, args.seconds)
     except DemoFailed as error:

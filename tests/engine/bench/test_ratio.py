@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tidelane.engine.bench.engine import exit_code
 from tidelane.engine.bench.ratio import Measured, Ratio, interleaved
 
 OVER = Measured("ours", (30.0, 10.0, 20.0), "tokens/s")
@@ -23,6 +24,13 @@ def test_a_miss_is_said(at_least: float | None, at_most: float | None, met: bool
     ratio = Ratio("decode", OVER, UNDER, at_least=at_least, at_most=at_most, price="5 s")
     assert ratio.met is met
     assert str(ratio).endswith(": ok [5 s]" if met else ": MISS [5 s]")
+
+
+def test_a_miss_fails_only_when_strict() -> None:
+    met, missed = Ratio("a", OVER, UNDER, at_least=1.0), Ratio("b", OVER, UNDER, at_least=2.0)
+    assert exit_code([met, missed], strict=False) == 0
+    assert exit_code([met, missed], strict=True) == 1
+    assert exit_code([met], strict=True) == 0
 
 
 def test_samples_are_taken_in_turns() -> None:

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     if args.json:
         args.json.write_text(json.dumps([_plain(ratio) for ratio in ratios], indent=2) + "\n", encoding="utf-8")
-    return 1 if args.strict and not all(ratio.met for ratio in ratios) else 0
+    return exit_code(ratios, strict=args.strict)
 
 
 def _measure(args: argparse.Namespace, console: Console) -> list[Ratio]:
@@ -64,6 +64,11 @@ def _measure(args: argparse.Namespace, console: Console) -> list[Ratio]:
             print(ratio, flush=True)
         ratios += found
     return ratios
+
+
+def exit_code(ratios: Sequence[Ratio], *, strict: bool) -> int:
+    """A miss fails only when it is asked to: on a busy machine it may say more of the machine than of the engine."""
+    return 1 if strict and not all(ratio.met for ratio in ratios) else 0
 
 
 def _parser() -> argparse.ArgumentParser:
