@@ -174,10 +174,14 @@ async def rig(
 
 
 def end_engines(state: Path) -> None:
-    """Ends whatever still runs for a state folder, even one since removed, and reaps what is ours."""
+    """Ends whatever still runs for a state folder, even one since removed, and waits until it is gone."""
+    ended = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.environ().get(FOLDER_VARIABLE, "").startswith(f"{state}/"):
                 process.kill()
+                ended.append(process)
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(process.pid, 0)
+    # A front is no child of ours, and until it is gone it holds its port.
+    psutil.wait_procs(ended, timeout=20)

@@ -89,8 +89,7 @@ async def test_what_an_engine_left_is_ended_and_nobody_else(folder: Path) -> Non
     assert len(list(members(folder))) == 2
     process.kill()
     await process.ended()
-    [left] = members(folder)
-    assert left.pid != process.identity.pid
+    assert process.identity.pid not in [member.pid for member in members(folder)]
     # The front's stdin closed with the engine, so it ends by itself within the grace, and nobody is killed.
     assert await clear_up(folder, grace_s=30) == 0
     assert not list(members(folder))
