@@ -33,8 +33,8 @@ from tidelane.engine.model.store import default_store, resolve
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 QUESTION: Final = "What is the capital of France?"
-# About what two cores can carry: chats that come all the time, and now and then a prompt that prefill chews on.
-TRAFFIC: Final = (Kind("chat", 0.8, (10, 40), (16, 32)), Kind("long", 0.1, (400, 700), (8, 16)))
+# About what two cores can carry: chats that keep coming, and now and then a long prompt to be prefilled beside them.
+TRAFFIC: Final = (Kind("chat", 0.8, (10, 40), (16, 32)), Kind("long", 0.1, (300, 600), (8, 16)))
 READY_S: Final = 300.0
 STOP_S: Final = 60.0
 TAIL_LINES: Final = 15

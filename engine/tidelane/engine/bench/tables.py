@@ -28,9 +28,9 @@ def latency_table(report: Report, title: str) -> Table:
 
 def lane_table(use: LaneUse, title: str) -> Table:
     """How the device was really split while the traffic ran."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    table.add_column("", justify="right")
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
     for kind, name in _USES:
         table.add_row(name, f"{use.share(kind):.0%} of the time")
     moved = ", ".join(f"{count:.0f} to {border}" for border, count in sorted(use.moves_to.items()) if count)
