@@ -48,8 +48,9 @@ class Demo:
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
     """Whatever a test starts has ended when the test has."""
+    before = set(psutil.Process().children(recursive=True))  # the API server of other tests, say
     yield
-    left = psutil.Process().children(recursive=True)
+    left = set(psutil.Process().children(recursive=True)) - before
     names = [child.cmdline() for child in left]
     for child in left:
         child.kill()
