@@ -30,8 +30,10 @@ def sample(
 
     None where the logits are not numbers. Rows that want nothing special are drawn together by one argmax.
     """
-    best = logits.argmax(dim=-1).tolist()
-    broken = torch.isnan(logits.sum(dim=-1)).tolist() if len(requests) else []
+    highest = logits.argmax(dim=-1, keepdim=True)
+    best = highest.squeeze(-1).tolist()
+    # To argmax nothing is greater than what is not a number, so one such logit shows here.
+    broken = torch.isnan(logits.gather(-1, highest)).squeeze(-1).tolist()
     drawn: list[NewToken | None] = []
     for row, request in enumerate(requests):
         if broken[row]:
