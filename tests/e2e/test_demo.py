@@ -50,7 +50,11 @@ def nothing_left() -> Iterator[None]:
     """Whatever a test starts has ended when the test has."""
     before = set(psutil.Process().children(recursive=True))  # the API server of other tests, say
     yield
-    left = set(psutil.Process().children(recursive=True)) - before
+    left = [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if child not in before and child.status() != psutil.STATUS_ZOMBIE
+    ]
     names = [child.cmdline() for child in left]
     for child in left:
         child.kill()
