@@ -49,68 +49,66 @@ def paged_attention(
             raise UnsupportedAttention(f"this model's attention uses {option}, which is not supported yet")
     layer: int = module.layer_idx  # type: ignore[assignment]
     keys, values = ragged.pool.keys[layer], ragged.pool.values[layer]
-    keys.index_copy_(0, ragged.write_slots, key[0].transpose(0, 1))
-    values.index_copy_(0, ragged.write_slots, value[0].transpose(0, 1))
-
-    queries = query[0].transpose(0, 1)  # [rows, heads, dim]
-    out = query.new_empty(queries.shape[0], queries.shape[1], values.shape[-1])
+    keys.index_copy_(0, ragged.write_slots, key.squeeze(0).transpose(0, 1))
+    values.index_copy_(0, ragged.write_slots, value.squeeze(0).transpose(0, 1))
+    keys, values = keys.unsqueeze(0), values.unsqueeze(0)
+    parts = []
     for segment in ragged.segments:
-        rows = slice(segment.first, segment.end)
-        k, v = _context(keys, segment), _context(values, segment)
-        if segment.end - segment.first == 1:
-            out[rows] = _one_query(queries[segment.first], k, v, scaling, sliding_window)
-        else:
-            _many_queries(queries[rows], k, v, scaling, sliding_window, out[rows])
-    return out.unsqueeze(0), None
+        rows = segment.end - segment.first
+        mine = query.narrow(2, segment.first, rows)
+        attend = _one_query if rows == 1 else _many_queries
+        parts.append(attend(mine, _context(keys, segment), _context(values, segment), scaling, sliding_window))
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)), None
 
 
 def _context(pool: torch.Tensor, segment: Segment) -> torch.Tensor:
-    """The sequence's part of the pool as [kv_heads, context, dim]: a view if its slots are adjacent."""
+    """The sequence's part of the pool [1, slots, kv_heads, dim] as [1, kv_heads, context, dim]: a view if its slots are
+    adjacent."""
     if segment.slots is None:
-        return pool[segment.run_start : segment.run_start + segment.context].transpose(0, 1)
-    return pool.index_select(0, segment.slots).transpose(0, 1)
+        return pool.narrow(1, segment.run_start, segment.context).transpose(1, 2)
+    return pool.index_select(1, segment.slots).transpose(1, 2)
+
+
+# Both of these take one sequence's queries [1, heads, rows, dim], of which the last is the last of the context, and its
+# keys and values [1, kv_heads, context, dim]; they return [1, rows, heads, value_dim].
 
 
 def _one_query(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None, window: int | None
 ) -> torch.Tensor:
-    """query [heads, dim] over the whole context. The heads that share a KV head stand as rows of one matrix."""
-    kv_heads = keys.shape[0]
+    """The heads that share a KV head stand as rows of one matrix."""
     if window is not None:
-        keys, values = keys[:, -window:], values[:, -window:]
-    grouped = query.view(1, kv_heads, -1, query.shape[-1])
-    out = scaled_dot_product_attention(grouped, keys.unsqueeze(0), values.unsqueeze(0), scale=scaling)
-    return out.reshape(1, query.shape[0], values.shape[-1])
+        keys, values = keys[:, :, -window:], values[:, :, -window:]
+    grouped = query.reshape(1, keys.shape[1], -1, query.shape[3])
+    out = scaled_dot_product_attention(grouped, keys, values, scale=scaling)
+    return out.reshape(1, 1, query.shape[1], values.shape[3])
 
 
 def _many_queries(
-    queries: torch.Tensor,  # [rows, heads, dim]; the last of them is the last of the context
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    scaling: float | None,
-    window: int | None,
-    out: torch.Tensor,  # [rows, heads, value_dim]
-) -> None:
-    rows, heads, dim = queries.shape
-    kv_heads, context, _ = keys.shape
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None, window: int | None
+) -> torch.Tensor:
+    _, heads, rows, dim = query.shape
+    _, kv_heads, context, value_dim = values.shape
     start = context - rows
     # [kv_heads, group, rows, dim]; expanding instead of repeating copies no keys
-    grouped = queries.transpose(0, 1).view(kv_heads, heads // kv_heads, rows, dim)
-    k = keys.unsqueeze(1).expand(-1, heads // kv_heads, -1, -1)
-    v = values.unsqueeze(1).expand(-1, heads // kv_heads, -1, -1)
-    result = out.transpose(0, 1).view(kv_heads, heads // kv_heads, rows, values.shape[-1])
+    grouped = query.reshape(kv_heads, heads // kv_heads, rows, dim)
+    k = keys.squeeze(0).unsqueeze(1).expand(-1, heads // kv_heads, -1, -1)
+    v = values.squeeze(0).unsqueeze(1).expand(-1, heads // kv_heads, -1, -1)
+    out = query.new_empty(1, rows, heads, value_dim)
+    result = out[0].transpose(0, 1).view(kv_heads, heads // kv_heads, rows, value_dim)
     if start == 0 and (window is None or window >= context):
         result.copy_(scaled_dot_product_attention(grouped, k, v, is_causal=True, scale=scaling))
-        return
+        return out
     for first in range(0, rows, MASKED_ROWS):
         end = min(rows, first + MASKED_ROWS)
         low = 0 if window is None else max(0, start + first - window + 1)
         high = start + end
-        query_at = torch.arange(start + first, high, device=queries.device).unsqueeze(1)
-        key_at = torch.arange(low, high, device=queries.device)
+        query_at = torch.arange(start + first, high, device=query.device).unsqueeze(1)
+        key_at = torch.arange(low, high, device=query.device)
         mask = key_at <= query_at
         if window is not None:
             mask &= key_at > query_at - window
         result[:, :, first:end] = scaled_dot_product_attention(
             grouped[:, :, first:end], k[:, :, low:high], v[:, :, low:high], attn_mask=mask, scale=scaling
         )
+    return out

@@ -81,11 +81,10 @@ class SlicedModel:
                 self.layers = 1
 
     def _make_view(self, first: int, last: int) -> Any:
-        if (first, last) == (0, self._depth):
-            return self._base
         view = copy.copy(self._base)
         modules = dict(self._base._modules)
-        modules[self._layers_name] = self._base._modules[self._layers_name][first:last]
+        # As a plain list: decoders slice their layers in every forward, and slicing a ModuleList builds a new one.
+        view.__dict__[self._layers_name] = list(modules.pop(self._layers_name))[first:last]
         if last < self._depth:
             modules.update({name: torch.nn.Identity() for name in FINAL_NORMS if name in modules})
         view.__dict__["_modules"] = modules
