@@ -110,12 +110,15 @@ def assemble(
 def _allocate_pool(config: ServeConfig, loaded: LoadedModel) -> DevicePool:
     layout = loaded.facts.kv_layout
     free_bytes = psutil.virtual_memory().available
-    asked_bytes = config.kv_pool_bytes
-    size = asked_bytes or min(KV_DEFAULT_MOST_BYTES, int(free_bytes * KV_SHARE_OF_FREE_MEMORY))
-    if size > free_bytes or layout.blocks_in(size) < 1:
+    size = config.kv_pool_bytes or min(KV_DEFAULT_MOST_BYTES, int(free_bytes * KV_SHARE_OF_FREE_MEMORY))
+    if size > free_bytes:
         raise CannotServe(
-            f"a KV pool of {size} bytes does not fit: {free_bytes} bytes of memory are free, "
-            f"and one block of {layout.block_tokens} tokens takes {layout.block_bytes}"
+            f"a KV pool of {size} bytes does not fit: {free_bytes} bytes of memory are free; ask for less"
+        )
+    if layout.blocks_in(size) < 1:
+        raise CannotServe(
+            f"a KV pool of {size} bytes is too small: this model's KV of {layout.block_tokens} tokens, the least that "
+            f"can be held, takes {layout.block_bytes} bytes"
         )
     return DevicePool.allocate(layout, layout.blocks_in(size), loaded.facts.dtype, torch.device("cpu"))
 

@@ -101,17 +101,16 @@ def _latency(window: LatencyWindow, percentile: int) -> serving_pb2.Latency:
 
 def _lanes(usage: Usage) -> serving_pb2.Lanes:
     decode, prefill = usage.nominal
-    total_s = sum(usage.seconds.values()) or 1.0
-    share = {use: seconds / total_s for use, seconds in usage.seconds.items()}
+    realised = usage.realised()
     return serving_pb2.Lanes(
         compute_units=usage.units,
         decode_compute_units=decode,
         prefill_compute_units=prefill,
-        realised_split_share=share[Use.SPLIT],
-        realised_decode_alone_share=share[Use.DECODE_ALONE],
-        realised_prefill_alone_share=share[Use.PREFILL_ALONE],
-        realised_mixed_share=share[Use.MIXED],
-        idle_share=share[Use.IDLE],
-        realised_decode_unit_share=usage.decode_unit_share or 0.0,
+        realised_split_share=realised.shares[Use.SPLIT],
+        realised_decode_alone_share=realised.shares[Use.DECODE_ALONE],
+        realised_prefill_alone_share=realised.shares[Use.PREFILL_ALONE],
+        realised_mixed_share=realised.shares[Use.MIXED],
+        idle_share=realised.shares[Use.IDLE],
+        realised_decode_unit_share=realised.decode_unit_share or 0.0,
         moves=usage.border_moves,
     )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 from tidelane.engine.scheduling.plan import Flight
+
+# How finely the window slides.
+MARK_EVERY_S = 1.0
 
 
 class Use(StrEnum):
@@ -16,17 +21,40 @@ class Use(StrEnum):
     IDLE = "idle"
 
 
+@dataclass(frozen=True, slots=True)
+class Realised:
+    """How the device was used over some time: share of it by kind of use, all 0 where there was no time.
+
+    `decode_unit_share` is the mean part of the device that decode had while it ran; None if it did not run.
+    """
+
+    shares: Mapping[Use, float]
+    decode_unit_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """The sums as they stood at `time_s`."""
+
+    time_s: float
+    seconds: Mapping[Use, float]
+    decode_s: float
+    decode_unit_s: float
+
+
 class Usage:
     """Seconds by kind of use, decode's unit-seconds, and how often the border moved; fed at every launch and end."""
 
-    def __init__(self, units: int, now_s: float) -> None:
+    def __init__(self, units: int, now_s: float, window_s: float = 60.0) -> None:
         self.units = units
+        self.seconds = dict.fromkeys(Use, 0.0)
+        self._window_s = window_s
         self._since_s = now_s
         self._use = Use.IDLE
         self._decode_units = 0
-        self.seconds = dict.fromkeys(Use, 0.0)
-        self.decode_seconds = 0.0
-        self.decode_unit_seconds = 0.0
+        self._decode_s = 0.0
+        self._decode_unit_s = 0.0
+        self._marks = deque([self._mark()])
         self.border_moves = 0
         # How often the border moved to where: "1+3" (units of decode and prefill), or "whole".
         self.moves_to: Counter[str] = Counter()
@@ -39,9 +67,10 @@ class Usage:
         passed_s = now_s - self._since_s
         self.seconds[self._use] += passed_s
         if self._decode_units:
-            self.decode_seconds += passed_s
-            self.decode_unit_seconds += passed_s * self._decode_units
+            self._decode_s += passed_s
+            self._decode_unit_s += passed_s * self._decode_units
         self._since_s = now_s
+        self._slide()
         self._use = _use(flight, self.units)
         self._decode_units = flight.decode_units if flight.decode is not None else 0
 
@@ -54,10 +83,24 @@ class Usage:
         if sum(border) <= self.units:
             self.nominal = border
 
-    @property
-    def decode_unit_share(self) -> float | None:
-        """Mean part of the device that decode had while it ran, 0 to 1; None before the first step."""
-        return self.decode_unit_seconds / self.decode_seconds / self.units if self.decode_seconds else None
+    def realised(self) -> Realised:
+        """Over the window that ended with the last `note`; to within a second or one launch, whichever is longer."""
+        begin = self._marks[0]
+        passed_s = self._since_s - begin.time_s
+        decode_s = self._decode_s - begin.decode_s
+        return Realised(
+            {use: (self.seconds[use] - begin.seconds[use]) / passed_s if passed_s else 0.0 for use in Use},
+            (self._decode_unit_s - begin.decode_unit_s) / decode_s / self.units if decode_s else None,
+        )
+
+    def _slide(self) -> None:
+        if self._since_s - self._marks[-1].time_s >= MARK_EVERY_S:
+            self._marks.append(self._mark())
+        while len(self._marks) > 1 and self._marks[1].time_s <= self._since_s - self._window_s:
+            self._marks.popleft()
+
+    def _mark(self) -> _Mark:
+        return _Mark(self._since_s, dict(self.seconds), self._decode_s, self._decode_unit_s)
 
 
 def _use(flight: Flight, units: int) -> Use:

@@ -5,10 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from typing_extensions import override
 
 from tidelane.engine.model.batch import RaggedBatch, Rows
 from tidelane.engine.model.forward import SlicedModel
 from tidelane.engine.model.loading import load, weight_digest
+from tidelane.engine.model.norms import fuse_rms_norms
 from tidelane.engine.model.store import BadModel, resolve
 
 from .models import FAMILIES, SHAPE, save
@@ -95,3 +98,42 @@ def test_sources_that_lead_nowhere_say_what_to_change(source: str, message: str,
 def test_a_folder_without_a_model_says_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(BadModel, match=r"expected a folder with config\.json and safetensors, or exactly one \.gguf"):
         resolve(f"file://{tmp_path}", tmp_path, no_progress)
+
+
+def test_weights_are_the_engines_own_and_begin_on_cache_lines(folder: Path) -> None:
+    module = load(folder, "float32", None, CPU).module
+    stored = {name: weight.clone() for name, weight in load_file(folder / "model.safetensors").items()}
+    for name, weight in module.named_parameters():
+        assert weight.data_ptr() % 64 == 0
+        assert torch.equal(weight, stored[name])
+    (folder / "model.safetensors").write_bytes(b"")  # a reader of the mapped file would be killed by SIGBUS
+    assert torch.equal(module.model.norm.weight, stored["model.norm.weight"])
+
+
+class ScaledRMSNorm(torch.nn.Module):
+    """Gemma's norm: scales by 1 + weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((8,), 0.5))
+        self.variance_epsilon = 1e-6
+
+    @override
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * (1 + self.weight)
+
+
+def test_only_norms_that_say_the_same_are_fused(folder: Path) -> None:
+    module = load(folder, "float32", None, CPU).module
+    assert type(module.model.norm) is torch.nn.RMSNorm
+    assert fuse_rms_norms(torch.nn.Sequential(ScaledRMSNorm())) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_fused_norm_equals_the_models_own(dtype: torch.dtype) -> None:
+    own = LlamaRMSNorm(64, eps=1e-5).to(dtype)
+    torch.nn.init.uniform_(own.weight, 0.5, 1.5)
+    holder = torch.nn.Sequential(own)
+    assert fuse_rms_norms(holder) == 1
+    x = torch.randn(5, 64, dtype=dtype)
+    torch.testing.assert_close(holder(x), own(x))

@@ -150,9 +150,11 @@ def crowded(oracle: Oracle, engine: InProcessEngine) -> int:
     pool = engine.ledger.pool
     kept = pool.allocate(pool.total - 150)
     try:
-        return batched(oracle, engine)
+        flips = batched(oracle, engine)
     finally:
         pool.release(kept)
+    assert engine.ledger.preemptions > 0
+    return flips
 
 
 WAYS = {"alone": alone, "batched": batched, "roving": roving, "scattered": scattered, "crowded": crowded}

@@ -94,4 +94,19 @@ def test_usage_tells_the_realised_split_from_the_nominal_one() -> None:
     }
     assert usage.border_moves == 2
     # 2 s on 4 units, 3 s on 1, 5 s on 4: 31 unit-seconds over 10 s of 4 units
-    assert usage.decode_unit_share == pytest.approx(31 / 40)
+    assert usage.realised().decode_unit_share == pytest.approx(31 / 40)
+
+
+def test_realised_shares_are_those_of_the_window() -> None:
+    usage = Usage(4, 0.0, window_s=60.0)
+    assert usage.realised().decode_unit_share is None
+    assert usage.realised().shares == dict.fromkeys(Use, 0.0)
+    decode, prefill = DecodeBatch(("a",)), PrefillSlice(1, (Span("b", 0, 8),), 0, 2)
+    for second in range(200):  # decode alone on all units until 170, then beside prefill on one of four
+        usage.note(Flight(decode, 4) if second < 170 else Flight(decode, 1, prefill, 3), float(second))
+    usage.note(Flight(), 200.0)
+    realised = usage.realised()
+    assert realised.shares[Use.SPLIT] == pytest.approx(0.5)
+    assert realised.shares[Use.DECODE_ALONE] == pytest.approx(0.5)
+    assert realised.decode_unit_share == pytest.approx((30 * 4 + 30 * 1) / 60 / 4)
+    assert usage.seconds[Use.DECODE_ALONE] == 170

@@ -115,7 +115,7 @@ def test_a_model_without_a_usable_tokenizer_is_a_configuration_error(
         assert front.process.wait(PATIENCE_S) == EX_CONFIG
     finally:
         front.stop()
-    assert "cannot load the tokenizer" in (tmp_path / "front.log").read_text()
+    assert "cannot load the model's tokenizer" in (tmp_path / "front.log").read_text()
 
 
 def test_the_listeners_sockets_do_not_delay_small_writes(tmp_path: Path) -> None:

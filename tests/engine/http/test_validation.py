@@ -147,13 +147,29 @@ def test_a_missing_field_is_named(http: httpx.Client, path: str, missing: str) -
 
 
 def test_token_ids_outside_the_vocabulary_are_400(http: httpx.Client) -> None:
-    for fields in ({"logit_bias": {"99999999": 1}}, {"stop_token_ids": [10**20]}):
-        assert http.post(TEXT, json=GOOD[TEXT] | fields).status_code == 400
+    for param, value in (("logit_bias", {"99999999": 1}), ("stop_token_ids", [10**20])):
+        response = http.post(TEXT, json=GOOD[TEXT] | {param: value})
+        assert (response.status_code, error_of(response)["param"]) == (400, param)
 
 
-def test_a_range_says_what_would_be_right(http: httpx.Client) -> None:
-    response = http.post(TEXT, json=GOOD[TEXT] | {"temperature": 3})
-    assert error_of(response)["message"] == "`temperature` must be at most 2; got 3."
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        (TEXT, {"temperature": 3}, "`temperature` must be at most 2; got 3."),
+        (TEXT, {"seed": -(2**63) - 1}, f"`seed` must be at least {-(2**63)}; got {-(2**63) - 1}."),
+        (TEXT, {"n": 1.5}, "`n` must be a whole number; got 1.5."),
+        (TEXT, {"stream": 1}, "`stream` must be true or false; got 1."),
+        (TEXT, {"model": 5}, "`model` must be a string; got 5."),
+        (TEXT, {"stop_token_ids": [1] * 65}, "`stop_token_ids` must hold at most 64; got a list of 65."),
+        (CHAT, {"messages": []}, "`messages` must hold at least 1; got a list of 0."),
+        (CHAT, {"messages": ["hi"]}, "`messages.0` must be an object; got 'hi'."),
+        (CHAT, {"messages": "hi"}, "`messages` must be a list; got 'hi'."),
+    ],
+)
+def test_what_is_refused_says_what_would_be_right(
+    http: httpx.Client, path: str, fields: dict[str, Any], message: str
+) -> None:
+    assert error_of(http.post(path, json=GOOD[path] | fields))["message"] == message
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])

@@ -27,6 +27,8 @@ from tidelane.rpc.wire import ExecutionMode
 
 PROMPT_TOKENS = 32
 NEW_TOKENS = 48
+TURNS = 6
+TURN_TOKENS = 16
 STREAMS = 8
 
 
@@ -51,37 +53,40 @@ class _Names:
 def single_stream(loaded: LoadedModel, cores: Sequence[int], rounds: int) -> list[Ratio]:
     """One sequence's decode against transformers' own `generate()`: same weights, dtype and worker threads.
 
-    Tokens a second from the median gap, so that what else the machine does for a moment does not count on either side.
+    Both sides take turns every few tokens, and count by the median gap: the speed of memory on a shared machine changes
+    by half within seconds.
     """
     names = _Names()
     generate = _Generate(loaded)
+    over: list[float] = []
+    under: list[float] = []
     with InProcessEngine(loaded, cores=cores) as engine:
-
-        def ours() -> float:
-            name = names()
-            engine.submit(request(name, PROMPT_TOKENS, NEW_TOKENS))
-            engine.run()
-            return _tokens_per_s(engine.token_times()[name])
-
-        def theirs() -> float:
-            return _tokens_per_s(generate.token_times(engine.lanes.decode(len(cores))))
-
-        ours()
-        theirs()
-        over, under = interleaved(ours, theirs, rounds)
+        for _ in range(rounds + 1):
+            ours_s: list[float] = []
+            theirs_s: list[float] = []
+            for _ in range(TURNS):
+                name = names()
+                engine.submit(request(name, PROMPT_TOKENS, TURN_TOKENS))
+                engine.run()
+                ours_s += _gaps_s(engine.token_times()[name])
+                theirs_s += _gaps_s(generate.token_times(engine.lanes.decode(len(cores)), TURN_TOKENS))
+            over.append(1 / median(ours_s))
+            under.append(1 / median(theirs_s))
+    # The first round warms both up.
+    del over[0], under[0]
     unit = "tokens/s"
     return [
         Ratio(
             "single-stream decode over transformers generate()",
-            Measured("ours", over, unit),
-            Measured("generate()", under, unit),
+            Measured("ours", tuple(over), unit),
+            Measured("generate()", tuple(under), unit),
             at_least=1.0,
         )
     ]
 
 
-def _tokens_per_s(times_s: Sequence[float]) -> float:
-    return 1 / median(later - earlier for earlier, later in pairwise(times_s))
+def _gaps_s(times_s: Sequence[float]) -> list[float]:
+    return [later - earlier for earlier, later in pairwise(times_s)]
 
 
 class _Generate:
@@ -96,20 +101,20 @@ class _Generate:
         self._model = model.eval()
         self._model.generation_config.eos_token_id = None
 
-    def token_times(self, lane: CoreLane) -> list[float]:
+    def token_times(self, lane: CoreLane, new_tokens: int) -> list[float]:
         """Runs on `lane`: a second team of threads would slow both down."""
         clock = _TokenClock()
-        prompt = torch.tensor([request("reference", PROMPT_TOKENS, NEW_TOKENS).prompt])
+        prompt = torch.tensor([request("reference", PROMPT_TOKENS, new_tokens).prompt])
         done = threading.Event()
 
         def work() -> None:
-            self._model.generate(prompt, max_new_tokens=NEW_TOKENS, do_sample=False, streamer=clock)
+            self._model.generate(prompt, max_new_tokens=new_tokens, do_sample=False, streamer=clock)
             done.set()
 
         lane.submit(work)
         done.wait()
         _, *times = clock.times_s  # the first call brings the prompt
-        assert len(times) == NEW_TOKENS
+        assert len(times) == new_tokens
         return times
 
 

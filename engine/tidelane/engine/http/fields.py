@@ -144,21 +144,43 @@ def parse(kind: type[_T], fields: Mapping[str, Any]) -> _T:
 
 def _bad_field(detail: ErrorDetails) -> BadRequest:
     name = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "missing":
+        return BadRequest(f"`{name}` is missing.", param=name, code="missing_required_parameter")
+    return BadRequest(f"`{name}` {_rule(detail)}; got {_shown(detail['input'])}.", param=name, code="invalid_value")
+
+
+def _rule(detail: ErrorDetails) -> str:
+    """What the field must be, in words of JSON."""
     context = detail.get("ctx", {})
     match detail["type"]:
-        case "missing":
-            return BadRequest(f"`{name}` is missing.", param=name, code="missing_required_parameter")
         case "greater_than_equal":
-            rule = f"must be at least {context['ge']:g}"
+            return f"must be at least {_number(context['ge'])}"
         case "greater_than":
-            rule = f"must be above {context['gt']:g}"
+            return f"must be above {_number(context['gt'])}"
         case "less_than_equal":
-            rule = f"must be at most {context['le']:g}"
+            return f"must be at most {_number(context['le'])}"
         case "less_than":
-            rule = f"must be below {context['lt']:g}"
+            return f"must be below {_number(context['lt'])}"
+        case "too_short":
+            return f"must hold at least {context['min_length']}"
+        case "too_long":
+            return f"must hold at most {context['max_length']}"
+        case "dict_type" | "model_type" | "model_attributes_type":
+            return "must be an object"
+        case "list_type" | "tuple_type":
+            return "must be a list"
+        case "int_type" | "int_from_float":
+            return "must be a whole number"
+        case "float_type":
+            return "must be a number"
+        case "bool_type":
+            return "must be true or false"
         case _:
-            rule = detail["msg"].replace("Input should be", "must be")
-    return BadRequest(f"`{name}` {rule}; got {_shown(detail['input'])}.", param=name, code="invalid_value")
+            return detail["msg"].replace("Input should be", "must be").replace("a valid string", "a string")
+
+
+def _number(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def _shown(value: Any) -> str:

@@ -159,6 +159,7 @@ class _Front:
             self._service.model = task.result()
             self._link.ready()
             return
-        _log.error("cannot load the tokenizer", exc_info=error)
+        _log.error("cannot load the model's tokenizer: %s", error)
+        _log.debug("in detail:", exc_info=error)
         self._exit_code = EX_CONFIG
         self._close()

@@ -82,11 +82,16 @@ def requests_for(
     """`body.n` requests for each prompt, in order."""
     if len(prompts) * body.n > _MAX_SEQUENCES:
         raise BadRequest(f"The number of prompts times `n` must be at most {_MAX_SEQUENCES}.", param="n")
-    for token_id in (*(pair[0] for pair in body.logit_bias), *body.stop_token_ids):
-        if token_id >= facts.vocab_size:
-            raise BadRequest(
-                f"Token id {token_id} is outside the vocabulary of {facts.vocab_size} tokens.", code="invalid_value"
-            )
+    for param, ids in (
+        ("logit_bias", [token for token, _ in body.logit_bias]),
+        ("stop_token_ids", body.stop_token_ids),
+    ):
+        for token_id in ids:
+            if token_id >= facts.vocab_size:
+                raise BadRequest(
+                    f"Token id {token_id} is outside the vocabulary of {facts.vocab_size} tokens.",
+                    param=param, code="invalid_value",
+                )  # fmt: skip
     stop_ids = (*body.stop_token_ids, *(() if body.ignore_eos else facts.stop_token_ids))
     requests = []
     for number, (prompt, budget) in enumerate(zip(prompts, budgets, strict=True)):

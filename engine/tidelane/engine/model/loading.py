@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,11 @@ from safetensors import SafetensorError
 
 from tidelane.engine.kv.layout import KVLayout
 from tidelane.engine.model.attention import NAME, register
+from tidelane.engine.model.norms import fuse_rms_norms
 from tidelane.engine.model.store import BadModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CACHE_LINE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ def load(folder: Path, dtype_name: str, max_context_tokens: int | None, device: 
         missing = sorted(report["missing_keys"])
         raise BadModel(f"the model in {folder} lacks {len(missing)} of its weights, such as {missing[0]}")
     module = module.to(device).eval()
+    _settle_weights(module)
+    fuse_rms_norms(module)
     config = module.config.get_text_config()
     own_limit = getattr(config, "max_position_embeddings", None)
     if own_limit and max_context_tokens and max_context_tokens > own_limit:
@@ -78,6 +84,24 @@ def load(folder: Path, dtype_name: str, max_context_tokens: int | None, device: 
         weight_bytes=sum(p.numel() * p.element_size() for p in module.parameters()),
     )
     return LoadedModel(facts, module)
+
+
+def _settle_weights(module: torch.nn.Module) -> None:
+    """Move weights that transformers mapped from their file, wherever its header ends, to memory of the engine's own.
+
+    Each then begins on a cache line, most of it on huge pages: reading them all is most of a decode step. And the page
+    cache cannot drop them between two steps, nor a truncated file kill the engine.
+    """
+    weights = [weight for weight in module.parameters() if weight.device.type == "cpu"]
+    if not weights:
+        return
+    sizes = [-(-weight.nbytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES for weight in weights]
+    memory = mmap.mmap(-1, sum(sizes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel may be built without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    for weight, part in zip(weights, torch.split(whole, sizes), strict=True):
+        weight.data = part[: weight.nbytes].view(weight.dtype).view(weight.shape).copy_(weight.data)
 
 
 def weight_digest(folder: Path) -> str:
