@@ -42,7 +42,7 @@ crds: setup
 	$(PY) tools/crds.py
 
 lock:
-	python3 -m venv .lock-venv && .lock-venv/bin/pip install -q pip-tools
+	python3.11 -m venv .lock-venv && .lock-venv/bin/pip install -q pip-tools
 	.lock-venv/bin/pip-compile -q --allow-unsafe --strip-extras --generate-hashes --all-extras --no-emit-index-url \
 		--no-emit-find-links --no-header -o requirements.lock pyproject.toml
 	rm -rf .lock-venv

@@ -146,13 +146,21 @@ def scattered(oracle: Oracle, engine: InProcessEngine) -> int:
 
 
 def crowded(oracle: Oracle, engine: InProcessEngine) -> int:
-    """In a pool too small for all, so that sequences are pre-empted and computed again."""
-    pool = engine.ledger.pool
-    kept = pool.allocate(pool.total - 150)
-    try:
-        flips = batched(oracle, engine)
-    finally:
-        pool.release(kept)
+    """All free blocks are gone when a sequence needs its next, so that another is pre-empted and computed again."""
+    pool, grows = engine.ledger.pool, f"r{LENGTHS.index(13):02}"  # 13 tokens and 8 new ones: a second block
+    taken: list[int] = []
+
+    def squeeze(message: ToFront) -> None:
+        if not isinstance(message, Tokens) or message.request_id != grows:
+            return
+        if taken and (engine.ledger.preemptions or message.finish is not None):
+            pool.release(taken)
+            taken.clear()
+        elif not engine.ledger.preemptions:
+            taken.extend(pool.allocate(pool.free))
+
+    engine.desk.heard = squeeze
+    flips = batched(oracle, engine)
     assert engine.ledger.preemptions > 0
     return flips
 

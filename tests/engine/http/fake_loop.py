@@ -84,11 +84,15 @@ class _State:
 
 
 class FakeLoop:
-    """Answers submissions in a thread of its own, one step at a time: a step gives each running request a message."""
+    """Answers submissions in a thread of its own, one step at a time: a step gives each running request a message.
 
-    def __init__(self, channel_path: str, facts: Facts, queue_limit: int = 1000) -> None:
+    Steps are `pace_s` apart at least.
+    """
+
+    def __init__(self, channel_path: str, facts: Facts, queue_limit: int = 1000, pace_s: float = 0.0) -> None:
         self.facts = facts
         self.queue_limit = queue_limit
+        self._pace_s = pace_s
         self._path = channel_path
         self._state = _State()
         self._condition = threading.Condition()
@@ -196,8 +200,8 @@ class FakeLoop:
                     next_beat_s = time.monotonic() + 0.25
                     if self._state.beating:
                         endpoint.send(self._heartbeat())
+            poll.poll(1000 * (self._pace_s if stepped else max(0.0, next_beat_s - time.monotonic())))
             if not stepped:
-                poll.poll(max(0.0, next_beat_s - time.monotonic()) * 1000)
                 self._clear_wake()
         endpoint.close()
 

@@ -19,7 +19,8 @@ QUEUE_LIMIT = 8
 @pytest.fixture
 def loop(model_folder: Path, tmp_path: Path) -> Iterator[LoopUnderTest]:
     channel = str(tmp_path / "loop")
-    fake = FakeLoop(channel, facts_of(model_folder, "tiny"), QUEUE_LIMIT)
+    # Slow enough for an abort to come before the last of 400 tokens, also on a busy machine.
+    fake = FakeLoop(channel, facts_of(model_folder, "tiny"), QUEUE_LIMIT, pace_s=0.004)
     endpoint = front_end(channel)
     fake.start()
     try:
