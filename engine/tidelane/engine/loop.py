@@ -66,6 +66,7 @@ class Loop:
             self._executor.forget(abandoned)
         self._usage.note(self._ledger.flight, now_s)
 
+        now_s = self._clock()  # again: a message may have arrived since
         plan = self._policies[self._desk.policy()].plan(self._ledger.state(), now_s)
         self._ledger.apply(plan, now_s)
         if plan.launches:
