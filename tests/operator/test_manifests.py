@@ -28,6 +28,11 @@ def test_several_documents_and_empty_ones(schema: Schema) -> None:
     ("text", "said"),
     [
         ("a: [", "x.yaml: not YAML"),
+        # What PyYAML's own errors do not cover; the first is a template that nobody rendered.
+        ("metadata: {name: {{ .Values.name }}}", "x.yaml: not YAML"),
+        ("[1]: 2", "x.yaml: not YAML"),
+        ("a: !!int x", "x.yaml: not YAML"),
+        ("a: " + "[" * 5000, "x.yaml: not YAML"),
         ("a: 1\na: 2", "key 'a' given twice"),
         ("just text", "x.yaml, document 1: must be a mapping"),
         ("{apiVersion: v1, kind: Pod}", "x.yaml, document 1: kind: Pod of v1"),

@@ -136,7 +136,9 @@ class Ledger:
 
     def submit(self, request: Request) -> None:
         """Queue `request`, or refuse it; the outbox says which."""
-        blocks = PoolState(self.pool.free, self._block_tokens).blocks_for(len(request.prompt) + request.max_new_tokens)
+        # One token of room even if none is wanted, as admission asks for.
+        most_tokens = len(request.prompt) + max(1, request.max_new_tokens)
+        blocks = PoolState(self.pool.free, self._block_tokens).blocks_for(most_tokens)
         if self.draining:
             self._refuse(request, RefusalReason.DRAINING, "the engine is shutting down", retry_after_s=5.0)
         elif blocks > self.pool.total:

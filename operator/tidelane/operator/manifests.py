@@ -47,7 +47,8 @@ def read_manifests(text: str, origin: str, schema: Schema) -> list[Document]:
 def _parsed(text: str, origin: str) -> Iterator[Any]:
     try:
         yield from yaml.load_all(text, Loader=_StrictLoader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        # Besides its own errors PyYAML lets through what converting a scalar or hashing a key raises, and its depth.
         raise ManifestError(origin, 0, (Problem("", f"not YAML: {error}"),)) from error
 
 

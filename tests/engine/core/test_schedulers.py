@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidelane.engine.channel import Refused
+from tidelane.engine.channel import RefusalReason, Refused
 from tidelane.engine.lanes.partition import Partition
 from tidelane.engine.request import FinishReason, Request, ServiceTier
 from tidelane.engine.scheduling.plan import Objective, PrefillSlice
@@ -169,6 +169,14 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
     refusal = next(m for m in world.desk.sent if isinstance(m, Refused))
     assert refusal.request_id == "big"
     assert refusal.message == "10 prompt tokens and 7 new ones can never fit: the KV cache holds 16 tokens"
+    assert world.endings("fits") == [FinishReason.LENGTH]
+
+
+def test_a_prompt_that_fills_the_pool_is_refused_though_it_wants_no_token() -> None:
+    world = World(blocks=4, block_tokens=4)
+    world.submit(request("full", prompt=16, new=0), request("fits", prompt=4, new=2))
+    world.run()
+    assert world.endings("full") == [RefusalReason.NEVER_FITS]
     assert world.endings("fits") == [FinishReason.LENGTH]
 
 
