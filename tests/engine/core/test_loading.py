@@ -1,17 +1,28 @@
 from __future__ import annotations
 
+import copy
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 from typing_extensions import override
 
 from tidelane.engine.model.batch import RaggedBatch, Rows
 from tidelane.engine.model.forward import SlicedModel
+from tidelane.engine.model.fusing import (
+    CpuRmsNorm,
+    GatedMlp,
+    fuse_gated_mlps,
+    fuse_projections,
+    fuse_rms_norms,
+)
 from tidelane.engine.model.loading import load, weight_digest
-from tidelane.engine.model.norms import fuse_rms_norms
 from tidelane.engine.model.store import BadModel, resolve
 
 from .models import FAMILIES, SHAPE, save
@@ -103,8 +114,20 @@ def test_a_folder_without_a_model_says_what_was_expected(tmp_path: Path) -> None
 def test_weights_are_the_engines_own_and_begin_on_cache_lines(folder: Path) -> None:
     module = load(folder, "float32", None, CPU).module
     stored = {name: weight.clone() for name, weight in load_file(folder / "model.safetensors").items()}
-    for name, weight in module.named_parameters():
+    for weight in module.parameters():
         assert weight.data_ptr() % 64 == 0
+    for layer in range(module.config.num_hidden_layers):
+        attention = f"model.layers.{layer}.self_attn."
+        stored[attention + "q_proj.joint.weight"] = torch.cat(
+            [stored.pop(f"{attention}{name}_proj.weight") for name in ("q", "k", "v")]
+        )
+        mlp = f"model.layers.{layer}.mlp."
+        stored[mlp + "gate_up.weight"] = torch.cat(
+            [stored.pop(mlp + "gate_proj.weight"), stored.pop(mlp + "up_proj.weight")]
+        )
+        stored[mlp + "down.weight"] = stored.pop(mlp + "down_proj.weight")
+    assert {name for name, _ in module.named_parameters()} == stored.keys()
+    for name, weight in module.named_parameters():
         assert torch.equal(weight, stored[name])
     (folder / "model.safetensors").write_bytes(b"")  # a reader of the mapped file would be killed by SIGBUS
     assert torch.equal(module.model.norm.weight, stored["model.norm.weight"])
@@ -125,7 +148,7 @@ class ScaledRMSNorm(torch.nn.Module):
 
 def test_only_norms_that_say_the_same_are_fused(folder: Path) -> None:
     module = load(folder, "float32", None, CPU).module
-    assert type(module.model.norm) is torch.nn.RMSNorm
+    assert type(module.model.norm) is CpuRmsNorm
     assert fuse_rms_norms(torch.nn.Sequential(ScaledRMSNorm())) == 0
 
 
@@ -137,3 +160,64 @@ def test_a_fused_norm_equals_the_models_own(dtype: torch.dtype) -> None:
     assert fuse_rms_norms(holder) == 1
     x = torch.randn(5, 64, dtype=dtype)
     torch.testing.assert_close(holder(x), own(x))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_mlp_of_every_family_reads_gate_and_up_at_once(family: str, tmp_path: Path) -> None:
+    module = load(save(family, tmp_path / family), "float32", None, CPU).module
+    assert {type(layer.mlp) for layer in module.model.layers} == {GatedMlp}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_fused_mlp_equals_the_models_own(bias: bool) -> None:
+    own = LlamaMLP(LlamaConfig(hidden_size=64, intermediate_size=80, mlp_bias=bias))  # type: ignore[no-untyped-call]
+    holder = torch.nn.Sequential(own)
+    assert fuse_gated_mlps(holder) == 1
+    x = torch.randn(1, 7, 64)
+    torch.testing.assert_close(holder(x), own(x))
+
+
+def test_an_mlp_with_the_same_parts_and_another_formula_stays() -> None:
+    class Swapped(LlamaMLP):
+        @override
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return cast("torch.Tensor", self.down_proj(self.gate_proj(x) * self.act_fn(self.up_proj(x))))
+
+    own = Swapped(LlamaConfig(hidden_size=64, intermediate_size=80))  # type: ignore[no-untyped-call]
+    assert fuse_gated_mlps(torch.nn.Sequential(own)) == 0
+
+
+def _projections() -> tuple[Any, Any]:
+    own = LlamaAttention(
+        LlamaConfig(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, attention_bias=True), 0
+    )
+    fused = copy.deepcopy(own)
+    assert fuse_projections(torch.nn.Sequential(fused)) == 1
+    return own, fused
+
+
+def test_fused_projections_equal_the_models_own_in_any_order() -> None:
+    own, fused = _projections()
+    x, y = torch.randn(1, 5, 64), torch.randn(1, 3, 64)
+    for name, given in (("q", x), ("k", x), ("v", x), ("k", y), ("q", y), ("v", x), ("v", y), ("q", x), ("q", y)):
+        torch.testing.assert_close(fused.get_submodule(f"{name}_proj")(given), own.get_submodule(f"{name}_proj")(given))
+
+
+def test_fused_projections_keep_nothing_of_a_finished_pass_and_know_their_thread() -> None:
+    own, fused = _projections()
+    x, y = torch.randn(1, 5, 64), torch.randn(1, 5, 64)
+    fused.q_proj(x)
+    with ThreadPoolExecutor(1) as other:
+        assert torch.equal(other.submit(fused.q_proj, y).result(), fused.q_proj(y))
+        torch.testing.assert_close(other.submit(fused.k_proj, y).result(), own.k_proj(y))
+    torch.testing.assert_close(fused.k_proj(x), own.k_proj(x))
+    seen = weakref.ref(x)
+    fused.v_proj(x)
+    del x
+    assert seen() is None
+
+
+def test_projections_that_are_not_plain_stay() -> None:
+    own = LlamaAttention(LlamaConfig(hidden_size=64, num_attention_heads=4), 0)
+    own.v_proj = cast("Any", torch.nn.Sequential(own.v_proj))
+    assert fuse_projections(torch.nn.Sequential(own)) == 0

@@ -42,6 +42,7 @@ def _measure(args: argparse.Namespace, console: Console) -> list[Ratio]:
     import torch
 
     from tidelane.engine.bench import engine_cases, http_case
+    from tidelane.engine.lanes.cores import leave_compute_to_lanes
     from tidelane.engine.model.loading import load
     from tidelane.engine.model.store import default_store, resolve
 
@@ -52,6 +53,7 @@ def _measure(args: argparse.Namespace, console: Console) -> list[Ratio]:
         engine_cases.lanes_against_mixed,
         http_case.http_cost,
     )
+    leave_compute_to_lanes()
     loaded = load(resolve(args.model, default_store(), console.print), "float32", None, torch.device("cpu"))
     cores = args.cores or tuple(sorted(os.sched_getaffinity(0)))
     ratios: list[Ratio] = []

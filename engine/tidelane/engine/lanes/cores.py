@@ -48,7 +48,7 @@ class CoreLane:
 
 
 def leave_compute_to_lanes() -> None:
-    """Call first in the thread that will not compute: one OpenMP team too many halves the speed of all.
+    """Call in the thread that will not compute, before it loads a model: a team too many halves the speed of all.
 
     libgomp counts the threads of all teams, idle ones too. Once they outnumber the cores, its barriers stop spinning
     and sleep, some 400 times in each decode step. (Splits that give both lanes several cores outnumber them by design.)

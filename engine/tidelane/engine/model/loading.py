@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 from tidelane.engine.kv.layout import KVLayout
 from tidelane.engine.model.attention import NAME, register
-from tidelane.engine.model.norms import fuse_rms_norms
+from tidelane.engine.model.fusing import fuse_gated_mlps, fuse_projections, fuse_rms_norms
 from tidelane.engine.model.store import BadModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -66,8 +66,10 @@ def load(folder: Path, dtype_name: str, max_context_tokens: int | None, device: 
         missing = sorted(report["missing_keys"])
         raise BadModel(f"the model in {folder} lacks {len(missing)} of its weights, such as {missing[0]}")
     module = module.to(device).eval()
-    _settle_weights(module)
     fuse_rms_norms(module)
+    fuse_gated_mlps(module)
+    fuse_projections(module)
+    _settle_weights(module)
     config = module.config.get_text_config()
     own_limit = getattr(config, "max_position_embeddings", None)
     if own_limit and max_context_tokens and max_context_tokens > own_limit:
