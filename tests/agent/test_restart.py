@@ -126,7 +126,10 @@ async def test_a_second_agent_on_the_same_folder_is_refused(tmp_path: Path) -> N
         )
         _, errors = await process.communicate()
         assert process.returncode == 1
-        expected = f"tidelane agent: state folder {tmp_path}/state: another agent is using it"
+        expected = (
+            f"tidelane agent: state folder {tmp_path}/state: process {os.getpid()} is using it; "
+            "end that first, or give another --state-dir"
+        )
         assert errors.decode().splitlines()[-1] == expected
 
 

@@ -92,7 +92,7 @@ def test_a_damaged_launch_file_is_told_apart_from_none(tmp_path: Path) -> None:
 
 def test_two_agents_never_share_it_and_an_engine_does_not_inherit_the_lock(tmp_path: Path) -> None:
     state = StateFolder(tmp_path)
-    with pytest.raises(CannotStart, match="another agent is using it"):
+    with pytest.raises(CannotStart, match=f"process {os.getpid()} is using it; end that first"):
         StateFolder(tmp_path)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         state.close()

@@ -90,15 +90,20 @@ class UpRig:
         return [each["pid"] for each in self.journal("started") if lives(each["pid"])]
 
     def agents(self) -> list[int]:
-        """Processes with this run's state folder on their command line, besides `up` itself."""
-        assert self.process
+        return self._with_state_folder(b"agent")
+
+    def guards(self) -> list[int]:
+        return self._with_state_folder(b"tidelane.agent.guard")
+
+    def _with_state_folder(self, word: bytes) -> list[int]:
+        """Processes with this run's state folder and `word` on their command line."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 words = (folder / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"agent" in words and str(self.folder / "state").encode() in words and lives(int(folder.name)):
+            if word in words and str(self.folder / "state").encode() in words and lives(int(folder.name)):
                 found.append(int(folder.name))
         return found
 
@@ -213,6 +218,57 @@ def test_nothing_outlives_it_even_if_it_is_killed(serving: UpRig) -> None:
     serving.signal(signal.SIGKILL)
     serving.exit_code()
     until(lambda: not serving.agents() and not serving.engines(), "agent and engine are gone")
+
+
+def test_engines_end_even_if_agent_and_up_are_killed(serving: UpRig) -> None:
+    [agent] = serving.agents()
+    words = Path(f"/proc/{agent}/cmdline").read_text().split("\0")
+    scratch = Path(words[words.index("--listen") + 1].removeprefix("unix:")).parent
+    assert scratch.is_dir()
+    # Stopped first: the agent must not be started again, nor told that its parent is gone.
+    serving.signal(signal.SIGSTOP)
+    os.kill(agent, signal.SIGKILL)
+    serving.signal(signal.SIGKILL)
+    serving.exit_code()
+    until(lambda: not serving.engines(), "the engine is gone")
+    until(lambda: not serving.guards(), "the guard is gone")
+    assert not scratch.exists()
+
+
+def test_the_next_one_takes_over_what_was_left(serving: UpRig) -> None:
+    """When the guard was killed as well."""
+    [left] = serving.engines()
+    serving.signal(signal.SIGSTOP)
+    for pid in (*serving.guards(), *serving.agents()):
+        os.kill(pid, signal.SIGKILL)
+    serving.signal(signal.SIGKILL)
+    serving.exit_code()
+    assert serving.engines() == [left]
+    serving.start()
+    until(lambda: len(serving.journal("started")) == 2 and serving.service().get("ready"), "another engine serves")
+    until(lambda: left not in serving.engines(), "the engine that was left is gone")
+    assert len(serving.engines()) == 1
+
+
+def test_one_state_folder_serves_one_run(serving: UpRig) -> None:
+    assert serving.process
+    state = serving.folder / "state"
+    command = [*_UP, "-f", str(serving.manifests), "--state-dir", str(state)]
+    second = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert second.returncode == 2
+    holder = f"process {serving.process.pid} is using it; end that first, or give another --state-dir"
+    assert second.stderr == f"tidelane up: --state-dir {state}: {holder}\n"
+    assert serving.service()["ready"]
+
+
+def test_an_agent_that_cannot_start_ends_it_with_the_reason(up: UpRig) -> None:
+    up.write("chat", edited("spec.replicas", 1))
+    (up.folder / "state").mkdir()
+    (up.folder / "state" / "engines").touch()
+    up.start()
+    assert up.exit_code() == 1
+    why = "File exists; it must be a folder to write to, with room left"
+    assert up.output() == f"tidelane up: state folder {up.folder}/state: {why}\n"
 
 
 @pytest.mark.parametrize("wrong", WRONG[::7], ids=str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from google.protobuf import json_format
 
 from agent.engine_control_contract import EngineControlContract, RunningEngine, StartEngine, objective
+from engine.core.models import save
 from tidelane.rpc import serving_pb2
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -165,3 +167,23 @@ async def test_killed_in_mid_stream_every_client_hears_of_it_and_nothing_stays(s
     gone, alive = await asyncio.to_thread(psutil.wait_procs, family, 5)
     assert alive == []
     assert len(gone) >= 1
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "reason"),
+    [
+        ("config.json", '{"model_type": "llama", "num_hidden_layers": "x"}', r"config\.json: .*'num_hidden_layers'"),
+        ("tokenizer.json", "", r"the HTTP front cannot load the model's tokenizer: "),
+    ],
+)
+def test_a_model_that_cannot_be_served_ends_the_engine_with_the_reason(
+    tmp_path: Path, file: str, content: str, reason: str
+) -> None:
+    folder = save("llama", tmp_path / "llama")
+    (folder / file).write_text(content)
+    command = [argument.replace(MODEL, f"file://{folder}") for argument in serve_command(free_port(), tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert ended.returncode == 78
+    (last_word,) = [line for line in ended.stderr.splitlines() if "cannot serve" in line]
+    assert re.search(f"ERROR tidelane.engine.serve cannot serve: .*{reason}", last_word)
+    assert "Traceback" not in ended.stderr

@@ -34,6 +34,8 @@ def test_several_documents_and_empty_ones(schema: Schema) -> None:
         ("a: !!int x", "x.yaml: not YAML"),
         ("a: " + "[" * 5000, "x.yaml: not YAML"),
         ("a: 1\na: 2", "key 'a' given twice"),
+        ("a: 1\nb: &x\n  c: *x", 'unconstructable recursive node\n  in "<unicode string>", line 2, column 4'),
+        ("a: 1\nb:\n- &x [1, [*x]]", 'unconstructable recursive node\n  in "<unicode string>", line 3, column 3'),
         ("just text", "x.yaml, document 1: must be a mapping"),
         ("{apiVersion: v1, kind: Pod}", "x.yaml, document 1: kind: Pod of v1"),
         (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidelane.operator.observation import Measured, Phase
+from tidelane.operator.observation import Measured, Phase, Replica
 from tidelane.operator.plan import ApplyChild, StartReplica, StopReplica, WriteStatus
 from tidelane.operator.resources import FINALIZER
 from tidelane.rpc.wire import ReplicaRef
@@ -76,6 +76,22 @@ class TestComingUp:
         world.promised = {"a": (1,), "b": (1,)}
         world.settle()
         assert world.condition("Scheduled") == ("False", "NoRoom")
+
+    def test_what_is_free_and_who_holds_the_rest_is_told(self, world: World) -> None:
+        del world.nodes["b"]
+        held = world.nodes["a"]
+        for name in ("one", "two"):
+            ref = ReplicaRef("default", name, f"uid-of-{name}", 0)
+            held.replicas[ref] = Replica(ref, 1, 1, Phase.READY)
+            held.claims[ref] = 1
+        held.devices = 3
+        world.edit(resources={"gpus": 2})
+        world.settle()
+        [scheduled] = [each for each in world.status["conditions"] if each["type"] == "Scheduled"]
+        assert scheduled["message"] == (
+            "replica 0: spec.resources.gpus: 2 wanted; no node has as many free: "
+            "a has 1 of 3, the rest held by default/one, default/two"
+        )
 
     def test_an_agent_that_refuses_is_left_for_another(self, world: World) -> None:
         world.nodes["a"].full = True

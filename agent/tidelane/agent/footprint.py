@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlparse
 
 from tidelane.rpc.wire import ModelSpec, ReplicaSpec
 
@@ -49,13 +48,14 @@ class StoredWeights:
         return min(counts, default=None)
 
     def _folders(self, source: str) -> Iterable[Path]:
-        parsed = urlparse(source)
-        if parsed.scheme == "file":
-            return [Path(parsed.path)]
-        if parsed.scheme == "hf":
-            name = source.removeprefix("hf://").partition("@")[0]
+        # Not as a URL: a path may hold "#", "?" and "%", and means them.
+        scheme, _, rest = source.partition("://")
+        if scheme == "file":
+            return [Path(rest)]
+        if scheme == "hf":
+            name = rest.partition("@")[0]
             return (self._store / "hub" / f"models--{name.replace('/', '--')}").glob("snapshots/*")
-        return [self._store / parsed.scheme / (parsed.netloc + parsed.path)]
+        return [self._store / scheme / rest]
 
 
 def _files(folder: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """The state folder: what the agent was asked to run and what it started, so that it can go on after a restart.
 
-    lock                     held while an agent lives
+    lock                     held while an agent lives, with its process id
     state.json               what is wanted: one record per replica
     engines/KEY/launch.json  what was last started for one replica, with the process's identity
     engines/KEY/control      the engine's control socket; engine.log and engine.log.1 beside it
@@ -10,7 +10,6 @@ Every file is replaced as a whole: written beside, synced, renamed, its folder s
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -26,6 +25,7 @@ from google.protobuf import json_format
 from tidelane.agent.claims import Claim, Slot
 from tidelane.agent.engine_process import ProcessIdentity
 from tidelane.agent.errors import CannotStart
+from tidelane.agent.file_lock import FileLock, Held
 from tidelane.rpc import node_agent_pb2
 from tidelane.rpc.wire import ReplicaRef, ReplicaSpec, spec_from_wire, spec_to_wire
 
@@ -144,23 +144,24 @@ class StateFolder:
         """Raises CannotStart when another agent has it, or it cannot be used."""
         path = path.resolve()  # Engines carry it in their environment: it must be the same by every way.
         if len(os.fsencode(path)) > _LONGEST_FOLDER:
-            raise CannotStart(f"state folder {path}: its path must have at most {_LONGEST_FOLDER} bytes")
+            raise CannotStart(
+                f"state folder {path}: its path must have at most {_LONGEST_FOLDER} bytes; give a shorter --state-dir"
+            )
         try:
             (path / "engines").mkdir(mode=0o700, parents=True, exist_ok=True)
             path.chmod(0o700)
-            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = FileLock(path / "lock")
         except OSError as error:
-            raise CannotStart(f"state folder {path}: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(self._lock)
-            raise CannotStart(f"state folder {path}: another agent is using it") from error
+            raise CannotStart(
+                f"state folder {path}: {error.strerror}; it must be a folder to write to, with room left"
+            ) from error
+        except Held as error:
+            raise CannotStart(f"state folder {path}: {error}; end that first, or give another --state-dir") from error
         self.path = path
         self._state_file = path / "state.json"
 
     def close(self) -> None:
-        os.close(self._lock)
+        self._lock.close()
 
     def folder(self, ref: ReplicaRef) -> ReplicaFolder:
         identity = "\0".join((ref.namespace, ref.service, ref.service_uid, str(ref.index)))

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tidelane.cli.numbers import count_from_1, seconds
+
 if TYPE_CHECKING:  # The agent's part is loaded only when it runs, not to show another command's help.
     from tidelane.agent.server import AgentSettings, TlsFiles
 
@@ -43,20 +45,26 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add(
         "--cpu-slots",
-        type=int,
+        type=count_from_1,
         default=1,
         metavar="N",
         help="replicas that share the CPU, each with cores of its own (1)",
     )
     add(
         "--restart-delay-max",
-        type=float,
+        type=seconds,
         default=30.0,
         metavar="S",
         help="longest wait before a failed engine starts again",
     )
     add("--stop-engines", action="store_true", help="drain and stop the engines when the agent ends")
-    add("--drain", type=float, default=30.0, metavar="S", help="with --stop-engines: how long requests may finish (30)")
+    add(
+        "--drain",
+        type=seconds,
+        default=30.0,
+        metavar="S",
+        help="with --stop-engines: how long requests may finish (30)",
+    )
     add("--engine-command", type=shlex.split, metavar="COMMAND",
         help="launcher that takes the flags of `tidelane serve` (this program)")  # fmt: skip
     add("--tls-cert", type=Path, metavar="FILE", help="certificate for mutual TLS, needed unless listening on loopback")

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tidelane.cli.numbers import not_negative, percentile, positive, positive_seconds
 from tidelane.engine.bench.exposition import read_metrics
 from tidelane.engine.bench.load import generate
 from tidelane.engine.bench.meter import LoadMeter
 from tidelane.engine.bench.report import Report, summarise
 from tidelane.engine.bench.tables import as_json, latency_table, notes
 from tidelane.engine.bench.traces import BadTrace, read_trace
-from tidelane.engine.bench.traffic import Traffic, parse_kind, poisson
+from tidelane.engine.bench.traffic import Kind, Traffic, parse_kind, poisson
 from tidelane.engine.slo import Slo
 
 _DESCRIPTION = """Sends chat requests when they are due, however the server fares, and reports TTFT, TPOT, token gaps,
@@ -33,20 +34,31 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add(
         "--mix",
         action="append",
-        type=parse_kind,
+        type=_kind,
         metavar="KIND",
         help=f"kind of request, as {_DEFAULT_MIX[0]} (repeatable)",
     )
     add("--trace", type=Path, metavar="FILE", help="replay a trace instead: Azure's .csv or Mooncake's .jsonl")
-    add("--speed", type=float, default=1.0, metavar="X", help="send X times as densely (%(default)s)")
-    add("--duration", type=float, metavar="S", help="seconds of traffic (30; of a trace: all of it)")
+    add("--speed", type=positive, default=1.0, metavar="X", help="send X times as densely (%(default)s)")
+    add("--duration", type=positive_seconds, metavar="S", help="seconds of traffic (30; of a trace: all of it)")
     add("--seed", type=int, default=0, help="of arrivals, lengths and prompts (%(default)s)")
-    add("--ttft-ms", type=float, metavar="MS", help="target: time to first token")
-    add("--ttft-per-1k-ms", type=float, metavar="MS", help="target: allowance for each 1,000 prompt tokens")
-    add("--tpot-ms", type=float, metavar="MS", help="target: time per output token")
-    add("--percentile", type=int, default=99, help="share of requests that should be within targets (%(default)s)")
+    add("--ttft-ms", type=positive, metavar="MS", help="target: time to first token")
+    add("--ttft-per-1k-ms", type=not_negative, metavar="MS", help="target: allowance for each 1,000 prompt tokens")
+    add("--tpot-ms", type=positive, metavar="MS", help="target: time per output token")
+    add(
+        "--percentile",
+        type=percentile,
+        default=99,
+        help="share of requests that should be within targets (%(default)s)",
+    )
     add("--stop-early", action="store_true", help="let answers end by themselves: for servers without ignore_eos")
-    add("--timeout", type=float, default=600.0, metavar="S", help="give a request up after this long (%(default)s)")
+    add(
+        "--timeout",
+        type=positive_seconds,
+        default=600.0,
+        metavar="S",
+        help="give a request up after this long (%(default)s)",
+    )
     add("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(run=run)
 
@@ -68,9 +80,15 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report.total.completed else 1
 
 
+def _kind(text: str) -> Kind:
+    try:
+        return parse_kind(text)
+    except ValueError as error:
+        # argparse swallows the text of a ValueError.
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _traffic(args: argparse.Namespace) -> Traffic:
-    if args.speed <= 0:
-        raise ValueError("--speed must be above 0")
     if args.trace:
         traffic = read_trace(args.trace).faster(args.speed)
         return traffic.first(args.duration) if args.duration else traffic

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import importlib.metadata
 import importlib.util
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,6 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
+    except KeyboardInterrupt:
+        # What a shell expects of a program that Ctrl-C ended.
+        return 128 + signal.SIGINT
     return code
 
 

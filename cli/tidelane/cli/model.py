@@ -22,8 +22,9 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         folder = resolve(args.source, args.model_store or default_store(), lambda line: print(line, file=sys.stderr))
-    except (CannotServe, ConnectionError) as error:
-        print(f"tidelane model pull: {error}", file=sys.stderr)
+    except (CannotServe, OSError) as error:
+        # Libraries tell theirs over several lines.
+        print(f"tidelane model pull: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     print(folder)
     return 0

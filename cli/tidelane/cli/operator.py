@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+from tidelane.cli.numbers import seconds
 from tidelane.operator.agents import OpenChannel, TlsFiles, plain_channel, tls_channels
 from tidelane.operator.errors import NoCluster
 from tidelane.operator.handlers import OperatorSettings, run_operator
@@ -26,11 +27,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--kubeconfig", type=Path, metavar="FILE", help="which cluster (in a pod: its own; else the usual file)")
     add("--namespace", action="append", default=[], metavar="NAME", help="only this one; repeatable (all)")
     add("--liveness", metavar="URL", help="serve a liveness probe there, such as http://0.0.0.0:8080/healthz")
-    add("--unreachable-after", type=float, default=usual.unreachable_s, metavar="S",
+    add("--unreachable-after", type=seconds, default=usual.unreachable_s, metavar="S",
         help="without its agent for so long, a replica is not ready (%(default)s)")  # fmt: skip
-    add("--move-after", type=float, default=usual.move_s, metavar="S",
+    add("--move-after", type=seconds, default=usual.move_s, metavar="S",
         help="without its agent for so long, a replica is placed elsewhere (%(default)s)")  # fmt: skip
-    add("--forget-after", type=float, default=usual.forget_s, metavar="S",
+    add("--forget-after", type=seconds, default=usual.forget_s, metavar="S",
         help="without its agent for so long, a deletion no longer waits for a replica (%(default)s)")  # fmt: skip
     add("--agent-ca", type=Path, metavar="FILE", help="the CA of the agents' certificates, for mutual TLS")
     add("--agent-cert", type=Path, metavar="FILE", help="the operator's certificate for the agents")

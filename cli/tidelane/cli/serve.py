@@ -10,6 +10,7 @@ from pathlib import Path
 
 from google.protobuf import json_format
 
+from tidelane.cli.numbers import count, port
 from tidelane.rpc import serving_pb2
 from tidelane.rpc.wire import objective_from_wire
 
@@ -32,10 +33,10 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--model-store", type=Path, metavar="DIR", help="where fetched and converted models are kept")
     add("--served-name", metavar="NAME", help='what clients put in "model" (the source without its scheme)')
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    add("--port", type=_port, default=8000, help="port to listen on (%(default)s)")
+    add("--port", type=port, default=8000, help="port to listen on (%(default)s)")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
-    add("--max-context-tokens", type=_count, default=0, metavar="N", help="0: the model's own limit")
-    add("--kv-pool-memory", type=_count, default=0, metavar="BYTES", help="0: chosen from the free memory")
+    add("--max-context-tokens", type=count, default=0, metavar="N", help="0: the model's own limit")
+    add("--kv-pool-memory", type=count, default=0, metavar="BYTES", help="0: chosen from the free memory")
     add(
         "--objective",
         default=DEFAULT_OBJECTIVE,
@@ -46,7 +47,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--cores", type=_cores, default=(), metavar="0,1", help="CPU cores to use (all)")
     add(
         "--queue-limit",
-        type=_count,
+        type=count,
         default=256,
         metavar="N",
         help="requests that may wait; more get 429 (%(default)s)",
@@ -95,16 +96,3 @@ def _cores(text: str) -> tuple[int, ...]:
     if not set(cores) <= os.sched_getaffinity(0):
         raise argparse.ArgumentTypeError(f"cores {text}: this process may use {sorted(os.sched_getaffinity(0))}")
     return cores
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, 0 or more")
-    return int(text)
-
-
-def _port(text: str) -> int:
-    port = _count(text)
-    if not 0 < port < 65536:
-        raise argparse.ArgumentTypeError(f"{text} must lie between 1 and 65535")
-    return port

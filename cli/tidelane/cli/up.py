@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import shutil
 import signal
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from rich.console import Console
 
 from tidelane.cli.local_agent import AgentEnded, LocalAgent, LocalAgentSettings
 from tidelane.cli.manifest_files import ManifestFiles, Scan
+from tidelane.cli.numbers import count_from_1, seconds
 from tidelane.cli.up_display import Display
 from tidelane.operator import crd
 from tidelane.operator.agents import plain_channel
@@ -33,15 +35,24 @@ _DESCRIPTION = """Serves what manifests declare, on this machine and without a c
 removed one drained. Ctrl-C drains and stops; a second Ctrl-C does not wait for requests."""
 _POLL_S: Final = 0.5
 _KILL_WAIT_S: Final = 15.0
+# For what is wanted and the first lines of the logs: without it nothing can be started or removed.
+_ROOM_BYTES: Final = 1 << 20
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("up", help="serve what manifests declare, on this machine", description=_DESCRIPTION)
     add = parser.add_argument
     add("-f", "--filename", type=Path, required=True, metavar="FILE|DIR", help="manifest, or a folder of them")
-    add("--cpu-slots", type=int, metavar="N", help="replicas that can share the CPU (as many as are declared at first)")
+    add(
+        "--cpu-slots",
+        type=count_from_1,
+        metavar="N",
+        help="replicas that can share the CPU (as many as are declared at first)",
+    )
     add("--model-store", type=Path, metavar="DIR", help="where models are kept")
-    add("--drain", type=float, default=30.0, metavar="S", help="how long requests may finish at the end (%(default)s)")
+    add(
+        "--drain", type=seconds, default=30.0, metavar="S", help="how long requests may finish at the end (%(default)s)"
+    )
     add("--state-dir", type=Path, metavar="DIR", help="keep logs and state here (a folder that is removed at the end)")
     add("--status-file", type=Path, metavar="FILE", help="keep the services' status there as JSON, for scripts")
     add("--engine-command", metavar="COMMAND", help="launcher that takes the flags of `tidelane serve`")
@@ -59,26 +70,60 @@ def run(args: argparse.Namespace) -> int:
         print(f"{args.filename}: {'no manifest in it' if args.filename.exists() else 'no such file'}", file=sys.stderr)
     if scan.errors or not scan.documents:
         return 2
-    with tempfile.TemporaryDirectory(prefix="tidelane-up-") as scratch:
-        folder = (args.state_dir or Path(scratch) / "agent").absolute()
-        agent = LocalAgent(_agent_settings(args, folder, Path(scratch) / "agent.sock", scan))
-        display = Display(Console(), args.status_file)
-        try:
-            asyncio.run(Up(files, agent, display, Timing(drain_s=args.drain)).run(scan))
-        except AgentEnded as error:
-            print(error, file=sys.stderr)
-            return 1
+    display = Display(Console(), args.status_file)
+    try:
+        _begin(display, args.status_file)
+        with tempfile.TemporaryDirectory(prefix="tidelane-up-") as scratch:
+            folder = (args.state_dir or Path(scratch) / "agent").absolute()
+            with _held(folder):
+                agent = LocalAgent(_agent_settings(args, folder, Path(scratch), scan))
+                asyncio.run(Up(files, agent, display, Timing(drain_s=args.drain)).run(scan))
+    except (AgentEnded, CannotUse) as error:
+        print(f"tidelane up: {error}", file=sys.stderr)
+        return 2 if isinstance(error, CannotUse) else 1
     return 0
 
 
-def _agent_settings(args: argparse.Namespace, folder: Path, socket: Path, scan: Scan) -> LocalAgentSettings:
+class CannotUse(Exception):
+    """A file or folder that was given cannot be used; the text says why and what to change."""
+
+
+def _begin(display: Display, status_file: Path | None) -> None:
+    try:
+        display.begin()
+    except OSError as error:
+        why = f"{error.strerror}; it must be a file to write, in a folder that is there"
+        raise CannotUse(f"--status-file {status_file}: {why}") from error
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """The state folder, made if need be, for this run alone."""
+    from tidelane.agent.file_lock import FileLock, Held
+
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = FileLock(folder / "up.lock")
+    except OSError as error:
+        why = f"{error.strerror}; it must be a folder to write to, with room left"
+        raise CannotUse(f"--state-dir {folder}: {why}") from error
+    except Held as error:
+        raise CannotUse(f"--state-dir {folder}: {error}; end that first, or give another --state-dir") from error
+    with lock:
+        if (free := shutil.disk_usage(folder).free) < _ROOM_BYTES:
+            needed = f"{_ROOM_BYTES >> 10} KiB are needed; make room, or give another --state-dir"
+            raise CannotUse(f"--state-dir {folder}: {free >> 10} KiB are free there and {needed}")
+        yield
+
+
+def _agent_settings(args: argparse.Namespace, folder: Path, scratch: Path, scan: Scan) -> LocalAgentSettings:
     slots = args.cpu_slots or max(1, sum(_replicas(document) for document in scan.documents.values()))
     arguments = ["--cpu-slots", str(slots)]
     if args.model_store:
         arguments += ["--model-store", str(args.model_store)]
     if args.engine_command:
         arguments += ["--engine-command", args.engine_command]
-    return LocalAgentSettings(socket, folder, args.drain, tuple(arguments))
+    return LocalAgentSettings(scratch, folder, args.drain, tuple(arguments))
 
 
 def _replicas(document: Document) -> int:
@@ -105,22 +150,38 @@ class Up:
         with self._signals():
             supervising = asyncio.create_task(self._agent.run())
             try:
-                await self._agent.listening()
-                await self._control.start([self._agent.target])
-                showing = asyncio.create_task(self._show())
-                self._apply(scan)
-                await self._follow_files()
-                self._display.say("draining; Ctrl-C again to stop at once")
-                await self._drain()
-                showing.cancel()
+                if await self._listening(supervising):
+                    await self._control.start([self._agent.target])
+                    showing = asyncio.create_task(self._show())
+                    self._apply(scan)
+                    await self._follow_files(supervising)
+                    self._display.say("draining; Ctrl-C again to stop at once")
+                    await self._drain()
+                    showing.cancel()
             finally:
                 supervising.cancel()
                 await self._agent.stop()
                 await self._control.stop()
                 self._display.close()
 
-    async def _follow_files(self) -> None:
+    async def _listening(self, supervising: asyncio.Task[None]) -> bool:
+        """Whether the agent came up before a signal said stop. Raises AgentEnded."""
+        listening = asyncio.create_task(self._agent.listening())
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((listening, stopping, supervising), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if supervising.done():
+            listening.cancel()
+            supervising.result()
+        if not listening.done():
+            listening.cancel()
+            return False
+        return True
+
+    async def _follow_files(self, supervising: asyncio.Task[None]) -> None:
         while not await _happens(self._stop, _POLL_S):
+            if supervising.done():
+                supervising.result()
             scan = self._files.scan()
             for error in scan.errors:
                 self._display.say(f"not applied:\n{error}")

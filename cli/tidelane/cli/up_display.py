@@ -24,6 +24,12 @@ class Display:
         self._status_file = status_file
         self._spinner = console.status("")
         self._shown: dict[ObjectRef, tuple[str, str]] = {}
+        self._not_written = ""
+
+    def begin(self) -> None:
+        """Writes the status file for the first time. Raises OSError when it cannot."""
+        if self._status_file:
+            _write(self._status_file, {"services": []})
 
     def update(self, services: Sequence[RawObject]) -> None:
         """Says what is new since the last time."""
@@ -34,7 +40,7 @@ class Display:
         waits = [wait for ref, service in found.items() if (wait := self._show(ref, service))]
         self._spin(waits)
         if self._status_file:
-            _write(self._status_file, {"services": [_summary(ref, each) for ref, each in found.items()]})
+            self._keep(self._status_file, {"services": [_summary(ref, each) for ref, each in found.items()]})
 
     def report(self, ref: ObjectRef, report: Report) -> None:
         """Readiness is told by `update`; this adds what it does not show."""
@@ -71,6 +77,17 @@ class Display:
         ignored = _condition(service, "FieldsIgnored")
         if ignored and ready["status"] == "True":
             self.say(f"{ref.name}: {ignored['message']}")
+
+    def _keep(self, path: Path, content: Mapping[str, Any]) -> None:
+        """Services go on without the file, so a disk that fills up is told, once."""
+        try:
+            _write(path, content)
+        except OSError as error:
+            if self._not_written != (why := str(error)):
+                self.say(f"status file not written: {why}")
+            self._not_written = why
+        else:
+            self._not_written = ""
 
     def _spin(self, waits: Sequence[str]) -> None:
         if not waits:

@@ -103,6 +103,7 @@ def assemble(
         kv_pool_tokens=blocks * layout.block_tokens,
         vocab_size=loaded.facts.vocab_size,
         stop_token_ids=loaded.facts.stop_token_ids,
+        queue_limit=config.queue_limit,
     )
     return Engine(loop, ledger, executor, desk, facts)
 

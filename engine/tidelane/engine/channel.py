@@ -37,8 +37,14 @@ class FrontReady(msgspec.Struct, frozen=True, tag=True):
     """The front has what it needs of the model and answers requests; sent once, after `Facts`."""
 
 
+class FrontFailed(msgspec.Struct, frozen=True, tag=True):
+    """The front can never serve this model, and ends; the loop passes `reason` on to whoever started it."""
+
+    reason: str
+
+
 AboutRequest = Submit | Abort
-ToLoop = AboutRequest | FrontReady
+ToLoop = AboutRequest | FrontReady | FrontFailed
 
 
 # ---- loop -> front -------------------------------------------------------------------------------------------------
@@ -90,6 +96,7 @@ class Facts(msgspec.Struct, frozen=True, tag=True):
     kv_pool_tokens: int
     vocab_size: int
     stop_token_ids: tuple[int, ...]
+    queue_limit: int  # requests that may wait at once: a call of more could never be taken
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):

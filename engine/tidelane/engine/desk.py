@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import zmq
 
-from tidelane.engine.channel import AboutRequest, Endpoint, FrontReady, Heartbeat, ToFront, ToLoop
+from tidelane.engine.channel import AboutRequest, Endpoint, FrontFailed, FrontReady, Heartbeat, ToFront, ToLoop
 from tidelane.engine.control import ControlRoom
+from tidelane.engine.errors import CannotServe
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.reports import engine_status, heartbeat, scheduling_objective
 from tidelane.engine.usage import Usage
@@ -60,11 +61,14 @@ class ChannelDesk:
             self._beat()
 
     def messages(self) -> list[AboutRequest]:
+        """Raises CannotServe when the front has given up."""
         taken: list[AboutRequest] = []
         while (message := self._endpoint.receive(0)) is not None:
             if isinstance(message, FrontReady):
                 self._front_ready = True
                 self._beat(with_status=True)
+            elif isinstance(message, FrontFailed):
+                raise CannotServe(f"the HTTP front {message.reason}")
             else:
                 taken.append(message)
         return taken

@@ -243,11 +243,30 @@ class Ledger:
             self._ended(None, self.objective.slo)
 
     def _queue_drain_s(self) -> float:
-        """When a place should be free: the prompts ahead at the measured prefill speed, one second at least."""
+        """When a place should be free: whichever takes longer, computing the prompts ahead at the measured speed, or
+        blocks for the first of them. One second at least."""
         known = self._measured.prefill_token_layer_s
         token_s = known[max(known)] * self._layers if known else 0.0
         ahead = sum(len(self._sequences[p[-1]].tokens) for p in self._queued[:QUEUE_HEAD])
-        return min(60.0, max(1.0, ahead * token_s))
+        return min(60.0, max(1.0, ahead * token_s, self._blocks_wait_s()))
+
+    def _blocks_wait_s(self) -> float:
+        """When running sequences, each to the end of its budget, have given back what the first in the queue needs."""
+        head = next(self._live(self._queued), None)
+        if head is None:
+            return 0.0
+        step_s = max(self._measured.decode_step_s.values(), default=0.0)
+        # Admission keeps a block free for each that decodes.
+        missing = self._blocks_for(len(head.tokens) + 1) + len(self._running) - self.pool.free
+        wait_s = 0.0
+        for tokens_left, blocks in sorted(
+            (s.request.max_new_tokens - s.output_tokens, len(s.blocks)) for s in self._live(self._running)
+        ):
+            if missing <= 0:
+                break
+            missing -= blocks + 1
+            wait_s = tokens_left * step_s
+        return wait_s
 
     def _admit(self, sequence: Sequence) -> None:
         del self._queued[bisect_left(self._queued, sequence.priority)]

@@ -77,7 +77,17 @@ def _metadata_problems(metadata: Mapping[str, Any]) -> list[Problem]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key given twice, as kubectl does, and leaves dates the strings that they are in Kubernetes."""
+    """Refuses a key given twice and a node within itself, as kubectl does.
+
+    Dates stay the strings that they are in Kubernetes.
+    """
+
+    @override
+    def construct_document(self, node: yaml.Node) -> Any:
+        # What it meets inside itself is then refused with its line; else it would be built, and never be walked to its
+        # end.
+        self.deep_construct = True
+        return super().construct_document(node)
 
     @override
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

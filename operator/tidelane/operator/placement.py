@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from tidelane.operator.observation import Node, Observed, RefusalKind, Timing
 from tidelane.operator.resources import Service, ServiceSpec
 from tidelane.rpc.wire import ReplicaRef
+
+_HOLDERS_TOLD: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ def place(service: Service, spec: ServiceSpec, observed: Observed, timing: Timin
             if owner is not None:
                 moves.append(Move(index, owner, target, why))
         else:
-            waiting[index] = why or _no_room(spec, observed, ref)
+            waiting[index] = why or _no_room(service, spec, others, observed, ref)
             if owner is not None:
                 owners[index] = owner
     return Placements(owners, waiting, tuple(moves))
@@ -117,7 +120,9 @@ def _free(node: Node, promises: Sequence[int]) -> int:
     return sum(slots > 0 for slots in free)
 
 
-def _no_room(spec: ServiceSpec, observed: Observed, ref: ReplicaRef) -> str:
+def _no_room(
+    service: Service, spec: ServiceSpec, others: Mapping[int, str], observed: Observed, ref: ReplicaRef
+) -> str:
     nodes = [node for node in observed.nodes.values() if node.connected]
     if not nodes:
         return "no agent is connected"
@@ -127,4 +132,16 @@ def _no_room(spec: ServiceSpec, observed: Observed, ref: ReplicaRef) -> str:
     largest = max(sum(device.healthy for device in node.devices) for node in nodes)
     if spec.devices > largest:
         return f"spec.resources.gpus: {spec.devices} wanted; no node has more than {largest}"
-    return f"spec.resources.gpus: {spec.devices} wanted; no node has as many free"
+    free = {node.name: _free(node, _promises(service, spec, node, others, observed)) for node in nodes}
+    freest = max(sorted(nodes, key=lambda node: node.name), key=lambda node: free[node.name])
+    slots = sum(device.slots for device in freest.devices if device.healthy)
+    return (
+        f"spec.resources.gpus: {spec.devices} wanted; no node has as many free: "
+        f"{freest.name} has {free[freest.name]} of {slots}{_holders(freest)}"
+    )
+
+
+def _holders(node: Node) -> str:
+    names = sorted({f"{ref.namespace}/{ref.service}" for ref in node.replicas})
+    told = ", ".join(names[:_HOLDERS_TOLD]) + (", ..." if len(names) > _HOLDERS_TOLD else "")
+    return f", the rest held by {told}" if names else ""

@@ -40,14 +40,31 @@ def test_arrivals_come_in_order(tmp_path: Path) -> None:
     assert [each.at_s for each in read_trace(tmp_path / "chats.jsonl").arrivals] == [0.0, 0.0, 3.5]
 
 
+@pytest.mark.parametrize(("name", "text"), [("a.csv", AZURE), ("a.jsonl", MOONCAKE)])
+def test_a_mark_at_the_start_and_blank_lines_are_passed_over(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    marked = tmp_path / f"marked-{name}"
+    marked.write_text("\ufeff" + text.replace("\n", "\n\n  \n"))
+    assert read_trace(marked) == read_trace(tmp_path / name)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.csv", AZURE + "yesterday,1,1\n", r"a\.csv:5: "),
-        ("a.csv", "TIME,IN\n1,2\n", r"a\.csv:2: KeyError"),
-        ("a.csv", AZURE + "2024-05-01 10:02:00,1\n", r"a\.csv:5: "),
-        ("a.jsonl", MOONCAKE + '{"timestamp": 1}\n', r"a\.jsonl:4: KeyError"),
-        ("a.jsonl", "not json\n", r"a\.jsonl:1: "),
+        ("a.csv", AZURE + "yesterday,1,1\n", r"a\.csv:5: TIMESTAMP: 'yesterday', expected a time"),
+        ("a.csv", AZURE + "\n2024-05-01 10:02:00,-1,1\n", r"a\.csv:6: ContextTokens: '-1', expected a number from 0"),
+        ("a.csv", AZURE + "2024-05-01 10:02:00,1,nan\n", r"a\.csv:5: GeneratedTokens: 'nan', expected a number"),
+        ("a.csv", "TIME,IN\n1,2\n", r"a\.csv:2: TIMESTAMP is missing"),
+        ("a.csv", AZURE + "2024-05-01 10:02:00,1\n", r"a\.csv:5: GeneratedTokens is missing"),
+        ("a.csv", AZURE + "x" * 200_000 + "\n", r"a\.csv:5: field larger than field limit"),
+        ("a.jsonl", MOONCAKE + '{"timestamp": 1}\n', r"a\.jsonl:4: input_length is missing"),
+        ("a.jsonl", MOONCAKE.replace("3000", "NaN", 1), r"a\.jsonl:1: timestamp: 'nan', expected a number"),
+        ("a.jsonl", MOONCAKE.replace("6500", "-1"), r"a\.jsonl:3: timestamp: '-1', expected a number from 0"),
+        ("a.jsonl", MOONCAKE.replace("1200", "1e999"), r"a\.jsonl:3: input_length: 'inf', expected a number"),
+        ("a.jsonl", MOONCAKE.replace("1200", "[1]"), r"a\.jsonl:3: input_length: '\[1\]', expected a number"),
+        ("a.jsonl", MOONCAKE + "[" * 100_000 + "\n", r"a\.jsonl:4: nested too deeply"),
+        ("a.jsonl", "[]\n", r"a\.jsonl:1: expected an object"),
+        ("a.jsonl", "not json\n", r"a\.jsonl:1: Expecting value"),
         ("a.jsonl", "", "no request"),
         ("a.txt", "", "expected a .csv"),
     ],

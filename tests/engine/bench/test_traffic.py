@@ -54,6 +54,8 @@ def test_a_kind_is_parsed() -> None:
         ("chat", "expected NAME:rate=RPS"),
         ("chat:rate=1,in=20-10,out=8", "20-10 tokens; expected 1 <= low <= high"),
         ("chat:rate=0,in=20,out=8", "the rate must be above 0"),
+        pytest.param(f"chat:rate={'9' * 400},in=20,out=8", "the rate must be above 0 and finite", id="endless rate"),
+        ("chat:rate=1.2.3,in=20,out=8", "could not convert string to float"),
         ("chat:rate=1,in=0,out=8", "0-0 tokens"),
     ],
 )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -74,10 +75,98 @@ def test_missing_weights_are_refused_and_not_made_up(folder: Path) -> None:
         load(folder, "float32", None, CPU)
 
 
-def test_a_broken_config_is_refused(folder: Path) -> None:
-    (folder / "config.json").write_text("{")
-    with pytest.raises(BadModel, match="cannot load the model"):
+@pytest.mark.parametrize(
+    ("name", "shape", "place"),
+    [("model.layers.4.mlp.up_proj.weight", (128, 64), "model.layers.4.mlp.up_proj.weight"), ("v_head", (1,), "v_head")],
+)
+def test_weights_without_a_place_in_the_config_are_refused(
+    folder: Path, name: str, shape: tuple[int, ...], place: str
+) -> None:
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights | {name: torch.zeros(shape)}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(BadModel, match=f"holds 1 weights that its config.json leaves no place for, such as {place}$"):
         load(folder, "float32", None, CPU)
+
+
+def test_a_config_of_fewer_layers_than_the_weights_is_refused(folder: Path) -> None:
+    change(folder / "config.json", num_hidden_layers=2)
+    with pytest.raises(BadModel, match=r"holds 18 weights .*, such as model\.layers\.2\.input_layernorm\.weight"):
+        load(folder, "float32", None, CPU)
+
+
+def test_weights_of_another_shape_are_refused_by_name(folder: Path) -> None:
+    change(folder / "config.json", num_key_value_heads=4)
+    with pytest.raises(
+        BadModel, match=r"model\.layers\.0\.self_attn\.k_proj\.weight has the shape \[64, 64\], but .* \[32, 64\]"
+    ):
+        load(folder, "float32", None, CPU)
+
+
+def test_what_older_checkpoints_carry_besides_is_harmless(tmp_path: Path) -> None:
+    folder = save("llama", tmp_path / "tied")
+    weights = load_file(folder / "model.safetensors")
+    change(folder / "config.json", tie_word_embeddings=True)
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert load(folder, "float32", None, CPU).facts.layers == SHAPE["num_hidden_layers"]
+
+
+def change(file: Path, **fields: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_hidden_layers": "x"}, "'num_hidden_layers'.* expected int, got str"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be at least 1, is 0"),
+        ({"hidden_size": None}, "'hidden_size'.* expected int, got NoneType"),
+        ({"hidden_size": [64]}, "'hidden_size'.* expected int, got list"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be at least 1, is 0"),
+        ({"head_dim": 0}, "head_dim must be at least 1, is 0"),
+        ({"max_position_embeddings": -5}, "max_position_embeddings must be at least 1, is -5"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings must be at least 1, is 0"),
+        ({"rope_parameters": "x"}, "'rope_parameters'"),
+        ({"layer_types": 5}, "'int' object is not iterable"),
+        ({"quantization_config": 5}, "'int' object has no attribute 'to_dict'"),
+        ({"eos_token_id": "x"}, "'eos_token_id'"),
+    ],
+)
+def test_a_config_with_nonsense_is_refused_on_one_line(folder: Path, fields: dict[str, Any], message: str) -> None:
+    change(folder / "config.json", **fields)
+    with pytest.raises(BadModel, match=message) as refused:
+        load(folder, "float32", None, CPU)
+    assert str(refused.value).startswith(f"{folder}/config.json: ")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "must hold a JSON object, holds list"),
+        ("null", "must hold a JSON object, holds NoneType"),
+        ("{", "Expecting property name"),
+        ("", "Expecting value"),
+    ],
+)
+def test_what_is_no_json_object_is_refused_by_file(folder: Path, file: str, content: str, message: str) -> None:
+    (folder / file).write_text(content)
+    with pytest.raises(BadModel, match=f"^{folder}/{file}: .*{message}"):
+        load(folder, "float32", None, CPU)
+
+
+@pytest.mark.parametrize("ids", ["x", [1, "a"], 1.5, True])
+def test_stop_tokens_that_are_no_ids_are_refused(folder: Path, ids: Any) -> None:
+    change(folder / "generation_config.json", eos_token_id=ids)
+    with pytest.raises(BadModel, match="eos_token_id must be a token id or a list of them"):
+        load(folder, "float32", None, CPU)
+
+
+def test_several_stop_tokens_come_from_the_generation_config(folder: Path) -> None:
+    change(folder / "generation_config.json", eos_token_id=[2, 3])
+    assert load(folder, "float32", None, CPU).facts.stop_token_ids == (2, 3)
 
 
 def test_a_context_above_the_model_s_own_is_refused(folder: Path) -> None:

@@ -191,6 +191,24 @@ def test_the_queue_is_bounded() -> None:
     assert world.endings("r0") == world.endings("r1") == [FinishReason.LENGTH]
 
 
+def test_a_queue_that_waits_for_blocks_is_told_when_they_come() -> None:
+    world = World(queue_limit=1, blocks=128, block_tokens=4)
+    world.submit(request("holder", prompt=20, new=401))
+    while not world.tokens("holder"):
+        world.advance()
+    for _ in range(5):
+        world.advance()
+    world.submit(request("waits", prompt=480, new=4, arrival_s=1), request("refused", arrival_s=2))
+    world.turn()
+    (refusal,) = [m for m in world.desk.sent if isinstance(m, Refused)]
+    assert refusal.retry_after_s is not None
+    told_s = world.clock.now_s + refusal.retry_after_s
+    assert world.endings("holder") == []
+    while not world.endings("holder"):
+        world.advance()
+    assert world.clock.now_s == pytest.approx(told_s, rel=0.2)
+
+
 def test_a_stop_token_ends_the_sequence_and_is_its_last() -> None:
     world = World()
     world.submit(request("a", prompt=8, new=50, stop=(1010,)))

@@ -21,6 +21,7 @@ from tidelane.engine.channel import (
     Abort,
     Accepted,
     Facts,
+    FrontFailed,
     FrontReady,
     Heartbeat,
     RefusalReason,
@@ -75,6 +76,7 @@ class _State:
     submitted: list[Request] = field(default_factory=list)
     aborted: list[Abort] = field(default_factory=list)
     front_ready: bool = False
+    front_failed: str | None = None
     allowed_steps: float = math.inf
     steps: int = 0
     beating: bool = True
@@ -151,6 +153,12 @@ class FakeLoop:
             return list(self._state.aborted)
 
     @property
+    def front_failed(self) -> str | None:
+        """Why the front gave up."""
+        with self._condition:
+            return self._state.front_failed
+
+    @property
     def running(self) -> list[str]:
         with self._condition:
             return list(self._state.running)
@@ -215,6 +223,9 @@ class FakeLoop:
         state = self._state
         if isinstance(message, FrontReady):
             state.front_ready = True
+            return
+        if isinstance(message, FrontFailed):
+            state.front_failed = message.reason
             return
         if isinstance(message, Abort):
             state.aborted.append(message)

@@ -20,7 +20,7 @@ SERVED_NAME = "tiny"
 class FrontProcess:
     """A front and the fake loop behind it."""
 
-    def __init__(self, folder: Path, facts: Facts) -> None:
+    def __init__(self, folder: Path, facts: Facts, open_files: int | None = None) -> None:
         channel = str(folder / "loop.sock")
         read_end, self.lifeline = os.pipe()
         self.port = _free_port()
@@ -28,7 +28,8 @@ class FrontProcess:
         self.loop.start()
         config = FrontConfig(channel, "127.0.0.1", self.port, read_end, facts.served_name)
         self._log = (folder / "front.log").open("wb")
-        self.process = subprocess.Popen(config.argv(), pass_fds=[read_end], stderr=self._log)
+        limited = [] if open_files is None else ["sh", "-c", f'ulimit -n {open_files} && exec "$@"', "sh"]
+        self.process = subprocess.Popen([*limited, *config.argv()], pass_fds=[read_end], stderr=self._log)
         os.close(read_end)
         self.url = f"http://127.0.0.1:{self.port}"
         # One for all tests: making a client loads certificates, which takes longer than most of them.

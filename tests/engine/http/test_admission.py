@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
 from engine.http.fake_loop import PATIENCE_S, FakeLoop, Script
-from engine.http.front_process import FrontProcess
+from engine.http.front_process import SERVED_NAME, FrontProcess
+from engine.http.tiny_model import facts_of
 from tidelane.engine.channel import RefusalReason, Refused
 from tidelane.engine.request import ServiceTier
 
@@ -42,6 +44,21 @@ def test_what_never_fits_the_pool_is_400(http: httpx.Client, loop: FakeLoop) -> 
     response = http.post("/v1/completions", json=BODY)
     assert response.status_code == 400
     assert response.json()["error"]["message"] == "refused: never_fits"
+
+
+def test_more_choices_than_the_queue_ever_holds_are_400(model_folder: Path, tmp_path: Path) -> None:
+    front = FrontProcess(tmp_path, facts_of(model_folder, SERVED_NAME, queue_limit=3))
+    try:
+        front.wait_until_ready()
+        assert front.http.post("/v1/completions", json=BODY | {"n": 3}).status_code == 200
+        for fields in ({"n": 4}, {"n": 2, "prompt": ["a", "b"]}):
+            response = front.http.post("/v1/completions", json=BODY | fields)
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == "n"
+            assert response.json()["error"]["message"] == "The number of prompts times `n` must be at most 3; got 4."
+        assert len(front.loop.submitted) == 3
+    finally:
+        front.stop()
 
 
 def test_the_openai_client_obeys_retry_after_and_succeeds(front: FrontProcess, loop: FakeLoop) -> None:
@@ -97,6 +114,12 @@ def test_more_than_the_context_holds_is_400(http: httpx.Client, loop: FakeLoop) 
         ("/v1/completions", BODY | {"max_tokens": 10**30}, "prompt"),
         ("/v1/chat/completions", CHAT | {"max_tokens": 512}, "messages"),
         ("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "x " * 3000}]}, "messages"),
+        # By its length alone, before it is tokenised.
+        ("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "x" * 10**6}]}, "messages"),
+        ("/v1/completions", BODY | {"prompt": "x" * 10**6}, "prompt"),
+        ("/v1/completions", BODY | {"prompt": ["hi", "x" * 10**6]}, "prompt"),
+        ("/v1/completions", BODY | {"prompt": [5] * 10**6}, "prompt"),
+        ("/v1/completions", BODY | {"prompt": ["hi"] * 513}, "prompt"),
     ]:
         response = http.post(path, json=body)
         error = response.json()["error"]

@@ -41,6 +41,15 @@ def test_a_client_that_leaves_before_the_first_token_is_aborted(
     assert (abort.request_id, abort.reason) == (request.id, FinishReason.ABORTED)
 
 
+def test_a_client_that_shuts_down_its_sending_side_counts_as_gone(front: FrontProcess, loop: FakeLoop) -> None:
+    loop.hold()
+    with raw_request(front) as connection:
+        loop.wait_for_submissions(1)
+        connection.shutdown(socket.SHUT_WR)
+        loop.wait_for_aborts(1)
+        assert connection.recv(1) == b""
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_while_tokens_come_is_aborted(front: FrontProcess, loop: FakeLoop, stream: bool) -> None:
     loop.hold()

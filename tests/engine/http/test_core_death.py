@@ -23,7 +23,7 @@ from tidelane.engine.http.front import listen
 BODY = {"model": "tiny", "prompt": "hi", "max_tokens": 50}
 
 
-def test_each_open_stream_gets_one_error_and_ends(own_front: FrontProcess) -> None:
+def test_each_open_stream_gets_one_error_and_ends(own_front: FrontProcess, tmp_path: Path) -> None:
     own_front.loop.hold()
     own_front.loop.answer(Script(tokens=[40] * 50))
     with (
@@ -37,6 +37,7 @@ def test_each_open_stream_gets_one_error_and_ends(own_front: FrontProcess) -> No
             assert [chunk for chunk in chunks if chunk == DONE or "error" in chunk] == chunks[-1:]
             assert chunks[-1]["error"]["code"] == "engine_stopped"
     assert own_front.process.wait(2) == 0
+    assert "WARNING tidelane.engine.http.front requests that end without" in (tmp_path / "front.log").read_text()
 
 
 def test_open_requests_without_a_stream_are_503(own_front: FrontProcess) -> None:
@@ -62,6 +63,15 @@ def test_what_the_core_said_last_still_arrives(own_front: FrontProcess) -> None:
         chunks = list(events(response))
     assert chunks[-1] == DONE
     assert chunks[-2]["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_front_that_cuts_nobody_off_ends_without_a_warning(own_front: FrontProcess, tmp_path: Path) -> None:
+    assert own_front.http.post("/v1/completions", json=BODY).status_code == 200
+    own_front.kill_core()
+    assert own_front.process.wait(PATIENCE_S) == 0
+    log = (tmp_path / "front.log").read_text()
+    assert "the core is gone" in log
+    assert "WARNING" not in log
 
 
 def test_the_port_is_closed_at_once_and_the_process_gone_within_two_seconds(own_front: FrontProcess) -> None:
@@ -113,9 +123,13 @@ def test_a_model_without_a_usable_tokenizer_is_a_configuration_error(
     front = FrontProcess(tmp_path, facts)
     try:
         assert front.process.wait(PATIENCE_S) == EX_CONFIG
+        front.loop.wait_until(lambda state: state.front_failed is not None)
+        reason = front.loop.front_failed
+        assert reason is not None
+        assert reason.startswith("cannot load the model's tokenizer: ")
     finally:
         front.stop()
-    assert "cannot load the model's tokenizer" in (tmp_path / "front.log").read_text()
+    assert reason in (tmp_path / "front.log").read_text()
 
 
 def test_the_listeners_sockets_do_not_delay_small_writes(tmp_path: Path) -> None:

@@ -63,6 +63,21 @@ async def test_other_requests_are_served_while_a_long_prompt_is_tokenised(
     await long.task
 
 
+async def test_a_chat_of_many_empty_messages_is_rendered_off_the_loop(model_folder: Path, workers: HeldWorkers) -> None:
+    loop = SilentLoop()
+    service = warm_service(model_folder, loop, workers)
+    messages = [{"role": "user", "content": ""}] * 10
+    chat = Exchange(service, "POST", "/v1/chat/completions", {"model": "tiny", "messages": messages})
+    await Exchange(service, "GET", "/health").answered()
+    assert not chat.task.done()
+    assert loop.heard == []
+    workers.go.set()
+    while not loop.submitted:  # its thread hands over in its own time
+        await asyncio.sleep(0)
+    chat.leave()
+    await chat.task
+
+
 async def test_a_client_that_leaves_while_its_prompt_is_tokenised_never_reaches_the_loop(
     model_folder: Path, workers: HeldWorkers
 ) -> None:

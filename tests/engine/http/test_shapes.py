@@ -185,7 +185,12 @@ def test_prompts_in_all_four_forms(http: httpx.Client, loop: FakeLoop, tokenizer
 def test_n_draws_differently_and_counts_the_prompt_once(client: openai.OpenAI, loop: FakeLoop) -> None:
     answer = client.completions.create(model="tiny", prompt=["a", "b"], n=3, max_tokens=2, seed=7)
     seeds = [request.sampling.seed for request in loop.submitted]
-    assert seeds == [7, 8, 9, 7, 8, 9]
+    assert seeds[:3] == seeds[3:]
+    assert seeds[0] == 7
+    client.completions.create(model="tiny", prompt="a", n=3, max_tokens=2, seed=8)
+    others = [request.sampling.seed for request in loop.submitted[6:]]
+    assert others[0] == 8
+    assert len({*seeds, *others}) == 6, "copies of neighbouring seeds must not be each other's"
     assert [choice.index for choice in answer.choices] == list(range(6))
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 12)

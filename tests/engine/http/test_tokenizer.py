@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Encoder
-from tokenizers import processors
+from tokenizers import normalizers, processors
 
 from engine.http.tiny_model import TEMPLATE, make_tokenizer, write_model_folder
 from tidelane.engine.http.chat_template import ChatTemplate, TemplateRefused
-from tidelane.engine.http.tokenizer import NoChatTemplate, Tokenizer
+from tidelane.engine.http.tokenizer import NoChatTemplate, Tokenizer, TooLong
 
+ROOM = 4096  # tokens; more than any text here comes to
 USER = [{"role": "user", "content": "hi <b>"}]
 
 
@@ -77,7 +80,7 @@ def test_templates_are_found_where_models_keep_them(tmp_path: Path, where: str) 
     if where == "json":
         (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    tokens = Tokenizer.load(tmp_path, now).encode_chat([{"role": "user", "content": "x"}], {})
+    tokens = Tokenizer.load(tmp_path, now).encode_chat([{"role": "user", "content": "x"}], {}, ROOM)
     text = make_tokenizer().decode(list(tokens), skip_special_tokens=False)
     assert text == "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
 
@@ -85,7 +88,7 @@ def test_templates_are_found_where_models_keep_them(tmp_path: Path, where: str) 
 def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
     make_tokenizer().save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(NoChatTemplate):
-        Tokenizer.load(tmp_path, now).encode_chat(USER, {})
+        Tokenizer.load(tmp_path, now).encode_chat(USER, {}, ROOM)
 
 
 def test_a_prompt_is_never_cut_or_padded(tmp_path: Path) -> None:
@@ -95,7 +98,7 @@ def test_a_prompt_is_never_cut_or_padded(tmp_path: Path) -> None:
     encoder.save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer.load(tmp_path, now)
     text = "a long text of many words, longer than four tokens"
-    assert tokenizer.encode(text) == tuple(make_tokenizer().encode(text).ids)
+    assert tokenizer.encode(text, ROOM) == tuple(make_tokenizer().encode(text).ids)
 
 
 def test_special_tokens_are_added_to_plain_prompts_only(tmp_path: Path) -> None:
@@ -104,8 +107,37 @@ def test_special_tokens_are_added_to_plain_prompts_only(tmp_path: Path) -> None:
     encoder.post_processor = processors.TemplateProcessing("<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
     encoder.save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer.load(tmp_path, now)
-    assert tokenizer.encode("x")[0] == 0
-    assert 0 not in tokenizer.encode_chat([{"role": "user", "content": "x"}], {})
+    assert tokenizer.encode("x", ROOM)[0] == 0
+    assert 0 not in tokenizer.encode_chat([{"role": "user", "content": "x"}], {}, ROOM)
+
+
+def test_a_long_text_is_encoded_without_keeping_other_threads_waiting(tmp_path: Path) -> None:
+    write_model_folder(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path, now)
+    text = "The capital of France is Paris. " * 20_000
+    turns = 0
+    with ThreadPoolExecutor(1) as pool:
+        encoded = pool.submit(tokenizer.encode, text, len(text))
+        while not encoded.done():
+            time.sleep(0.001)  # to be woken needs the GIL
+            turns += 1
+    assert turns > 10
+    assert encoded.result() == tokenizer.encode("The capital of France is Paris. ", ROOM) * 20_000
+
+
+@pytest.mark.parametrize(("normalizer", "factor"), [(None, 1), (normalizers.NFC(), 4)])
+def test_only_what_cannot_fit_is_refused_by_its_length(
+    tmp_path: Path, normalizer: normalizers.Normalizer | None, factor: int
+) -> None:
+    encoder = make_tokenizer()
+    fitting = 10 * factor * max(map(len, encoder.get_vocab()))
+    if normalizer is not None:
+        encoder.normalizer = normalizer
+    encoder.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path, now)
+    assert len(tokenizer.encode("x" * fitting, 10)) == fitting
+    with pytest.raises(TooLong, match=f"^{fitting + 1} characters$"):
+        tokenizer.encode("x" * (fitting + 1), 10)
 
 
 @pytest.mark.slow
@@ -126,6 +158,6 @@ def test_prompts_equal_those_of_transformers(tmp_path: Path) -> None:
     ]
     for chat in chats:
         expected = theirs.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-        assert ours.encode_chat(chat, {}) == tuple(expected)
+        assert ours.encode_chat(chat, {}, ROOM) == tuple(expected)
     for text in ("The capital of France", "  spaces\n\n", "日本語 🙂", "<|im_start|>user"):
-        assert ours.encode(text) == tuple(theirs(text)["input_ids"])
+        assert ours.encode(text, ROOM) == tuple(theirs(text)["input_ids"])

@@ -89,6 +89,8 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": []}, "messages"),
     (CHAT, {"messages": "hi"}, "messages"),
     (CHAT, {"messages": ["hi"]}, "messages.0"),
+    (CHAT, {"messages": [{"role": "user", "content": ""}] * 4097}, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 1025}]}, "messages.0.content"),
     (CHAT, {"messages": [{"role": "user"}]}, "messages.0.content"),
     (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
     (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),

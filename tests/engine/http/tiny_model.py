@@ -50,7 +50,13 @@ def write_model_folder(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def facts_of(folder: Path, served_name: str, max_context_tokens: int = 512, kv_pool_tokens: int = 2048) -> Facts:
+def facts_of(
+    folder: Path,
+    served_name: str,
+    max_context_tokens: int = 512,
+    kv_pool_tokens: int = 2048,
+    queue_limit: int = 1000,
+) -> Facts:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     return Facts(
         served_name=served_name,
@@ -59,4 +65,5 @@ def facts_of(folder: Path, served_name: str, max_context_tokens: int = 512, kv_p
         kv_pool_tokens=kv_pool_tokens,
         vocab_size=tokenizer.get_vocab_size(),
         stop_token_ids=(id_of(tokenizer, "<|im_end|>"),),
+        queue_limit=queue_limit,
     )

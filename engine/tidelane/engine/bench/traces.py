@@ -4,58 +4,115 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Final, Protocol
 
 from tidelane.engine.bench.traffic import Arrival, Traffic
 
+# Beyond these a trace is surely broken; the time is that of about 30,000 years in milliseconds.
+_MOST_TOKENS: Final = 10_000_000
+_LATEST: Final = 1e15
+
 
 class BadTrace(ValueError):
-    """The file is not a trace that we read; the message names the line."""
+    """The file is not a trace that we read; the message names line and field."""
 
 
 def read_trace(path: Path) -> Traffic:
-    """`.csv`: Azure's format; `.jsonl`: Mooncake's. Time starts at the first arrival."""
+    """`.csv`: Azure's format; `.jsonl`: Mooncake's. Time starts at the first arrival. Blank lines are passed over."""
     if path.suffix == ".csv":
-        return _traffic(_azure(path))
+        return _traffic(path, _arrivals(path, _Azure()))
     if path.suffix == ".jsonl":
-        return _traffic(_mooncake(path))
+        return _traffic(path, _arrivals(path, _Mooncake()))
     raise BadTrace(f"{path}: expected a .csv (Azure) or a .jsonl (Mooncake) file")
 
 
-def _azure(path: Path) -> list[Arrival]:
+class _Lines(Protocol):
+    def read(self, line: str) -> Arrival | None:
+        """What a line says; None if it holds no request. Raises ValueError or csv.Error."""
+        ...
+
+
+class _Azure:
     """Columns TIMESTAMP (seconds with seven decimals, no zone), ContextTokens, GeneratedTokens."""
-    arrivals = []
-    with path.open(newline="", encoding="utf-8") as file:
-        for row in (reader := csv.DictReader(file)):
-            try:
-                # fromisoformat reads at most six decimals.
-                time = datetime.fromisoformat(row["TIMESTAMP"][:26]).replace(tzinfo=UTC)
-                sizes = int(row["ContextTokens"]), int(row["GeneratedTokens"])
-            except (KeyError, TypeError, ValueError) as error:
-                raise BadTrace(f"{path}:{reader.line_num}: {error!r}") from error
-            arrivals.append(Arrival(time.timestamp(), *sizes))
-    return arrivals
+
+    def __init__(self) -> None:
+        self._columns: Sequence[str] = ()
+
+    def read(self, line: str) -> Arrival | None:
+        [cells] = csv.reader([line])
+        if not self._columns:
+            self._columns = cells
+            return None
+        row = dict(zip(self._columns, cells, strict=False))
+        return Arrival(_time_s(row, "TIMESTAMP"), _tokens(row, "ContextTokens"), _tokens(row, "GeneratedTokens"))
 
 
-def _mooncake(path: Path) -> list[Arrival]:
+class _Mooncake:
     """One object a line: `timestamp` in milliseconds, `input_length`, `output_length`. `hash_ids` are not used yet."""
-    arrivals = []
-    with path.open(encoding="utf-8") as file:
+
+    def read(self, line: str) -> Arrival | None:
+        try:
+            row = json.loads(line)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+        if not isinstance(row, Mapping):
+            raise ValueError("expected an object")
+        time_ms = _number(row, "timestamp", _LATEST)
+        return Arrival(time_ms / 1000, _tokens(row, "input_length"), _tokens(row, "output_length"))
+
+
+def _arrivals(path: Path, lines: _Lines) -> Iterator[Arrival]:
+    # "utf-8-sig" passes over the mark that some editors put first; what is no UTF-8 is refused as what it stands in.
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
         for number, line in enumerate(file, start=1):
+            if line.isspace():
+                continue
             try:
-                row = json.loads(line)
-                arrivals.append(Arrival(row["timestamp"] / 1000, int(row["input_length"]), int(row["output_length"])))
-            except (KeyError, TypeError, ValueError) as error:
-                raise BadTrace(f"{path}:{number}: {error!r}") from error
-    return arrivals
+                arrival = lines.read(line)
+            except (ValueError, csv.Error) as error:
+                raise BadTrace(f"{path}:{number}: {error}") from error
+            if arrival is not None:
+                yield arrival
 
 
-def _traffic(arrivals: Sequence[Arrival]) -> Traffic:
-    if not arrivals:
-        raise BadTrace("the trace holds no request")
-    start_s = min(each.at_s for each in arrivals)
-    moved = [Arrival(each.at_s - start_s, each.input_tokens, each.output_tokens, each.kind) for each in arrivals]
-    moved.sort(key=lambda each: each.at_s)
+def _time_s(row: Mapping[str, str], field: str) -> float:
+    text = _given(row, field)
+    try:
+        # fromisoformat reads at most six decimals.
+        return datetime.fromisoformat(text[:26]).replace(tzinfo=UTC).timestamp()
+    except ValueError as error:
+        raise ValueError(f"{field}: {text[:50]!r}, expected a time such as 2024-05-01 10:00:00.5") from error
+
+
+def _tokens(row: Mapping[str, Any], field: str) -> int:
+    return int(_number(row, field, _MOST_TOKENS))
+
+
+def _number(row: Mapping[str, Any], field: str, most: float) -> float:
+    value = _given(row, field)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = -1.0
+    if not 0 <= number <= most:  # Nor is it so for NaN.
+        raise ValueError(f"{field}: {str(value)[:50]!r}, expected a number from 0 to {most:.0f}")
+    return number
+
+
+def _given(row: Mapping[str, Any], field: str) -> Any:
+    value = row.get(field)
+    if value is None:
+        raise ValueError(f"{field} is missing")
+    return value
+
+
+def _traffic(path: Path, arrivals: Iterable[Arrival]) -> Traffic:
+    ordered = sorted(arrivals, key=lambda each: each.at_s)
+    if not ordered:
+        raise BadTrace(f"{path}: the trace holds no request")
+    moved = [replace(each, at_s=each.at_s - ordered[0].at_s) for each in ordered]
     return Traffic(tuple(moved), max(1.0, moved[-1].at_s))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Sequence
@@ -47,8 +48,8 @@ class Kind:
     output_tokens: tuple[int, int]
 
     def __post_init__(self) -> None:
-        if self.rate_rps <= 0:
-            raise ValueError(f"{self.name}: the rate must be above 0")
+        if not 0 < self.rate_rps < math.inf:
+            raise ValueError(f"{self.name}: the rate must be above 0 and finite")
         for low, high in (self.input_tokens, self.output_tokens):
             if not 1 <= low <= high:
                 raise ValueError(f"{self.name}: a length of {low}-{high} tokens; expected 1 <= low <= high")

@@ -17,19 +17,25 @@ from tidelane.engine.http.fields import Body
 from tidelane.engine.http.header import AnswerHeader
 from tidelane.engine.http.logprobs import chat_logprobs
 from tidelane.engine.http.pieces import Pieces
-from tidelane.engine.http.sequences import Asked, output_budget, requests_for
+from tidelane.engine.http.sequences import Asked, output_budget, prompt_too_long, requests_for
 from tidelane.engine.http.service import Model, Service
 from tidelane.engine.http.shapes import ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage
 from tidelane.engine.http.streams import event
-from tidelane.engine.http.tokenizer import NoChatTemplate
+from tidelane.engine.http.tokenizer import NoChatTemplate, TooLong
+
+# Far beyond any chat that a context holds: each costs time before anything is known of its tokens.
+_MAX_MESSAGES = 4096
+_MAX_PARTS = 1024
+# What a message costs the template, as characters of text that take as long.
+_CHARS_PER_MESSAGE = 64
 
 
 def _content(value: Any) -> str:
     """Text of a message; parts are joined by line breaks, since templates take one string."""
     if isinstance(value, str):
         return value
-    if not isinstance(value, list):
-        raise PydanticCustomError("content", "must be a string or a list of parts")
+    if not isinstance(value, list) or len(value) > _MAX_PARTS:
+        raise PydanticCustomError("content", f"must be a string or a list of at most {_MAX_PARTS} parts")
     texts = []
     for part in value:
         text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
@@ -60,7 +66,7 @@ class Message(BaseModel):
 
 
 class ChatBody(Body):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=_MAX_MESSAGES)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
@@ -71,9 +77,14 @@ class ChatBody(Body):
 async def chat_choices(service: Service, model: Model, body: ChatBody, asked: Asked) -> list[Choice]:
     """The choices to generate. Raises BadRequest."""
     messages = [message.for_template() for message in body.messages]
-    chars = sum(len(message.content) for message in body.messages)
+    chars = sum(len(message.content) + _CHARS_PER_MESSAGE for message in body.messages)
+    limit = model.facts.max_context_tokens
     try:
-        prompt = await service.off_loop(lambda: model.tokenizer.encode_chat(messages, body.chat_template_kwargs), chars)
+        prompt = await service.off_loop(
+            lambda: model.tokenizer.encode_chat(messages, body.chat_template_kwargs, limit), chars
+        )
+    except TooLong as error:
+        raise prompt_too_long(error.chars, model.facts, "messages") from None
     except TemplateRefused as error:
         raise BadRequest(
             f"The model's chat template refused the messages: {error}", param="messages", code="chat_template_error"

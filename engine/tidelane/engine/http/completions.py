@@ -17,10 +17,11 @@ from tidelane.engine.http.fields import Body
 from tidelane.engine.http.header import AnswerHeader
 from tidelane.engine.http.logprobs import legacy_logprobs
 from tidelane.engine.http.pieces import Pieces
-from tidelane.engine.http.sequences import Asked, output_budget, requests_for
+from tidelane.engine.http.sequences import MAX_SEQUENCES, Asked, output_budget, prompt_too_long, requests_for
 from tidelane.engine.http.service import Model, Service
 from tidelane.engine.http.shapes import LegacyLogprobs, TextChoice, TextCompletion
 from tidelane.engine.http.streams import event
+from tidelane.engine.http.tokenizer import TooLong
 
 _DEFAULT_OUTPUT_TOKENS = 16  # OpenAI's
 
@@ -42,7 +43,7 @@ class Prompt:
 
 async def completion_choices(service: Service, model: Model, body: CompletionBody, asked: Asked) -> list[Choice]:
     """The choices to generate. Raises BadRequest."""
-    prompts = await _prompts(service, model, body.prompt)
+    prompts = await service.off_loop(lambda: _prompts(model, body.prompt), _size(body.prompt, model.facts))
     if any(not prompt.tokens for prompt in prompts):
         raise BadRequest("`prompt` must hold at least one token.", param="prompt", code="empty_prompt")
     if body.max_tokens == 0 and not body.echo:
@@ -70,18 +71,32 @@ def prompt_logprobs_asked(body: CompletionBody) -> int | None:
     return 0 if body.logprobs is None and body.max_tokens == 0 else body.logprobs
 
 
-async def _prompts(service: Service, model: Model, value: Any) -> list[Prompt]:
+def _size(value: Any, facts: Facts) -> int:
+    """How many characters and token ids there are to go through; a list too long for any reading is refused here."""
+    if not isinstance(value, list):
+        return len(value) if isinstance(value, str) else 0
+    if len(value) > max(MAX_SEQUENCES, facts.max_context_tokens):
+        raise _too_many(len(value), facts)
+    return len(value) + sum(len(item) for item in value if isinstance(item, str | list))
+
+
+def _prompts(model: Model, value: Any) -> list[Prompt]:
     if isinstance(value, str) or _is_ids(value):
         value = [value]
     if not isinstance(value, list) or not value:
         raise _bad_prompt()
     if all(isinstance(text, str) for text in value):
-        encode_all = lambda: [model.tokenizer.encode(text) for text in value]  # noqa: E731
-        encoded = await service.off_loop(encode_all, sum(map(len, value)))
-        return [Prompt(text, tokens) for text, tokens in zip(value, encoded, strict=True)]
+        return [Prompt(text, _encoded(text, model)) for text in value]
     if all(_is_ids(ids) or ids == [] for ids in value):
         return [Prompt(None, _checked(ids, model.facts)) for ids in value]
     raise _bad_prompt()
+
+
+def _encoded(text: str, model: Model) -> tuple[int, ...]:
+    try:
+        return model.tokenizer.encode(text, model.facts.max_context_tokens)
+    except TooLong as error:
+        raise prompt_too_long(error.chars, model.facts, "prompt") from None
 
 
 def _is_ids(value: Any) -> bool:
@@ -98,6 +113,13 @@ def _checked(ids: list[int], facts: Facts) -> tuple[int, ...]:
                 param="prompt", code="invalid_value",
             )  # fmt: skip
     return tuple(ids)
+
+
+def _too_many(items: int, facts: Facts) -> BadRequest:
+    return BadRequest(
+        f"`prompt` holds {items} items; it may hold {facts.max_context_tokens} token ids, the model's context, or "
+        f"{MAX_SEQUENCES} prompts.", param="prompt", code="context_length_exceeded",
+    )  # fmt: skip
 
 
 def _bad_prompt() -> BadRequest:

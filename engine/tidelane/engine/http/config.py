@@ -15,6 +15,10 @@ class Limits:
     body_bytes: int = 16 * 2**20
     body_timeout_s: float = 60.0
     open_calls: int = 2048
+    # Open sockets, idle ones included; fewer where the process may not open so many files.
+    connections: int = 4096
+    # How long a client may take to send the head of a request, from its connection or the head's first byte on.
+    head_timeout_s: float = 30.0
     # Tokens of a stream that wait for its reader, beyond what the sockets hold; then the stream ends with an error.
     unread_tokens: int = 2048
     # A peer that takes nothing for so long, or is no longer there, is cut off by the kernel.

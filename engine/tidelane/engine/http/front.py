@@ -23,6 +23,7 @@ from typing_extensions import override
 from tidelane.engine.channel import Facts, front_end
 from tidelane.engine.http.app import build_app
 from tidelane.engine.http.config import EX_CONFIG, FrontConfig
+from tidelane.engine.http.connection import ACCEPTS_PER_TURN, bounded, connections_within, raise_open_files
 from tidelane.engine.http.link import LoopLink
 from tidelane.engine.http.metrics import Metrics
 from tidelane.engine.http.service import Model, Service, core_lost
@@ -33,6 +34,8 @@ _log = logging.getLogger(__name__)
 # After the core's death: how long its last messages may take to arrive, and when the front is gone at the latest.
 _LAST_WORDS_S = 0.1
 _EXIT_BY_S = 1.8
+# Connections that the kernel keeps until they are accepted; more at once must try again.
+_BACKLOG = 2048
 
 
 def main(argv: Sequence[str]) -> NoReturn:
@@ -66,7 +69,7 @@ def run_front(config: FrontConfig) -> int:
 
 def listen(config: FrontConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.create_server((config.host, config.port), family=family, backlog=2048)
+    listener = socket.create_server((config.host, config.port), family=family, backlog=_BACKLOG)
     # Accepted sockets inherit all of these. NODELAY: asyncio would set it, but only on sockets that name a protocol;
     # without it the second write of an answer waits for the acknowledgement of the first, which peers delay by 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -80,6 +83,13 @@ def listen(config: FrontConfig) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        # asyncio has made the kernel's queue as short as its own turn.
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)
+
     @override
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -103,9 +113,13 @@ class _Front:
             self._config.served_name, self._config.limits, self._link, metrics, self._workers,
             monotonic_s=time.monotonic, unix_s=time.time, random_bits=secrets.randbits,
         )  # fmt: skip
+        limits = self._config.limits
+        most = connections_within(limits, raise_open_files())
         self._server = _Server(
             uvicorn.Config(
                 build_app(self._service),
+                http=bounded(most, limits.head_timeout_s),
+                backlog=ACCEPTS_PER_TURN,
                 lifespan="off",
                 ws="none",
                 log_config=None,
@@ -125,9 +139,14 @@ class _Front:
         if os.read(self._config.lifeline_fd, 1):
             return
         self._loop.remove_reader(self._config.lifeline_fd)
-        _log.warning("the core is gone")
+        _log.info("the core is gone")
         self._close()
-        self._loop.call_later(_LAST_WORDS_S, self._link.lose, core_lost())
+        self._loop.call_later(_LAST_WORDS_S, self._lose_open)
+
+    def _lose_open(self) -> None:
+        if self._service.open_calls:
+            _log.warning("requests that end without their answer, since the core is gone: %d", self._service.open_calls)
+        self._link.lose(core_lost())
 
     def _close(self) -> None:
         """No new connections from now on; exit when the open ones are answered, and soon in any case."""
@@ -159,7 +178,9 @@ class _Front:
             self._service.model = task.result()
             self._link.ready()
             return
-        _log.error("cannot load the model's tokenizer: %s", error)
+        reason = f"cannot load the model's tokenizer: {error}"
+        _log.error(reason)
         _log.debug("in detail:", exc_info=error)
+        self._link.failed(reason)
         self._exit_code = EX_CONFIG
         self._close()

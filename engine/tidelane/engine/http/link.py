@@ -11,6 +11,7 @@ from tidelane.engine.channel import (
     Accepted,
     Endpoint,
     Facts,
+    FrontFailed,
     FrontReady,
     Heartbeat,
     Refused,
@@ -70,6 +71,10 @@ class LoopLink:
     def ready(self) -> None:
         """Tell the loop that requests can come."""
         self._endpoint.send(FrontReady())
+
+    def failed(self, reason: str) -> None:
+        """Tell the loop that no request can ever come."""
+        self._endpoint.send(FrontFailed(reason))
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORTED) -> None:
         """Whatever state it is in. Messages on their way here are dropped, so its listener hears nothing more."""

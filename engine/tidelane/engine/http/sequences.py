@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from tidelane.engine.request import Request, Sampling
 # An hour: beyond it a "target" is a slip of units.
 _MAX_TARGET_MS = 3_600_000.0
 # Requests of one call; a longer list of prompts is better sent as several.
-_MAX_SEQUENCES = 512
+MAX_SEQUENCES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,14 @@ class Asked:
     prompt_logprobs: int | None
 
 
+def prompt_too_long(chars: int, facts: Facts, param: str) -> BadRequest:
+    """What the client hears of a prompt whose length alone says that it exceeds the context."""
+    return BadRequest(
+        f"The model's context holds {facts.max_context_tokens} tokens; a prompt of {chars} characters needs more. "
+        "Shorten the prompt.", param=param, code="context_length_exceeded",
+    )  # fmt: skip
+
+
 def output_budget(prompt_tokens: int, asked: int | None, default: int | None, facts: Facts, param: str) -> int:
     """How many tokens may be generated. Raises if the prompt, or what was asked beside it, exceeds the context.
 
@@ -80,8 +89,12 @@ def requests_for(
     prompts: Sequence[tuple[int, ...]], budgets: Sequence[int], body: Body, asked: Asked, facts: Facts
 ) -> list[Request]:
     """`body.n` requests for each prompt, in order."""
-    if len(prompts) * body.n > _MAX_SEQUENCES:
-        raise BadRequest(f"The number of prompts times `n` must be at most {_MAX_SEQUENCES}.", param="n")
+    most = min(MAX_SEQUENCES, facts.queue_limit)
+    if len(prompts) * body.n > most:
+        raise BadRequest(
+            f"The number of prompts times `n` must be at most {most}; got {len(prompts) * body.n}.",
+            param="n", code="invalid_value",
+        )  # fmt: skip
     for param, ids in (
         ("logit_bias", [token for token, _ in body.logit_bias]),
         ("stop_token_ids", body.stop_token_ids),
@@ -103,7 +116,7 @@ def requests_for(
                     prompt=prompt,
                     max_new_tokens=budget,
                     # Each copy draws its own numbers, and the same ones again for the same seed.
-                    sampling=_sampling(body, asked, seed=(asked.seed + copy) % 2**63),
+                    sampling=_sampling(body, asked, seed=_seed(asked.seed, copy)),
                     arrival_s=asked.arrival_s,
                     stop_token_ids=tuple(dict.fromkeys(stop_ids)),
                     tier=body.tier,
@@ -112,6 +125,14 @@ def requests_for(
                 )
             )
     return requests
+
+
+def _seed(asked: int, copy: int) -> int:
+    """Far from the seeds of any other pair: with `asked + copy`, seed 1's second copy would be seed 2's first."""
+    if copy == 0:
+        return asked % 2**63
+    digest = hashlib.blake2b(f"{asked} {copy}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % 2**63
 
 
 def _sampling(body: Body, asked: Asked, seed: int) -> Sampling:

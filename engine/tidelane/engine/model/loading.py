@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import mmap
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from tidelane.engine.kv.layout import KVLayout
@@ -19,6 +23,20 @@ from tidelane.engine.model.store import BadModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CACHE_LINE_BYTES = 64
+
+# What transformers runs into in a folder that is not what it should be: it computes with the fields as they are, so
+# that no list is complete without what any expression may raise.
+_FAULTS = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, RuntimeError,
+    ImportError, StrictDataclassError, SafetensorError,
+)  # fmt: skip
+# Counts that a config may hold, under the names that most decoders give them.
+_COUNTS = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
+    "vocab_size", "max_position_embeddings",
+)  # fmt: skip
+# Buffers that older checkpoints carry though models compute them.
+_COMPUTED = re.compile(r"rotary_emb\.inv_freq$|(^|\.)position_ids$|\.(attn|attention)\.(masked_)?bias$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +66,26 @@ def load(folder: Path, dtype_name: str, max_context_tokens: int | None, device: 
     `dtype_name` "auto" takes float32 on a CPU and the checkpoint's own dtype on a GPU. Raises BadModel for a folder
     that transformers cannot load, or whose attention is not plain.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     register()
     dtype = _dtype(dtype_name, device)
-    try:
+    _check_counts(folder / "config.json")
+    with _fault_of(f"{folder}/config.json"):
+        AutoConfig.from_pretrained(folder, local_files_only=True)
+    if (folder / "generation_config.json").exists():
+        _json_object(folder / "generation_config.json")
+        with _fault_of(f"{folder}/generation_config.json"):
+            GenerationConfig.from_pretrained(folder, local_files_only=True)
+    with _fault_of(f"cannot load the model in {folder}"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype or "auto", attn_implementation=NAME, local_files_only=True, output_loading_info=True
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise BadModel(f"cannot load the model in {folder}: {error}") from error
+            folder, dtype=dtype or "auto", attn_implementation=NAME, local_files_only=True, output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are in the report; the error that would come names none
+        )  # fmt: skip
     module, report = loaded
-    if report["missing_keys"]:
-        # transformers would serve random numbers in their place.
-        missing = sorted(report["missing_keys"])
-        raise BadModel(f"the model in {folder} lacks {len(missing)} of its weights, such as {missing[0]}")
+    _check_weights(folder, report)
     module = module.to(device).eval()
     fuse_rms_norms(module)
     fuse_gated_mlps(module)
@@ -81,11 +102,58 @@ def load(folder: Path, dtype_name: str, max_context_tokens: int | None, device: 
         layers=config.num_hidden_layers,
         vocab_size=config.vocab_size,
         max_context_tokens=max_context_tokens or own_limit or 8192,
-        stop_token_ids=_stop_token_ids(module),
+        stop_token_ids=_stop_token_ids(module, folder),
         kv_layout=_layout(config, module.dtype),
         weight_bytes=sum(p.numel() * p.element_size() for p in module.parameters()),
     )
     return LoadedModel(facts, module)
+
+
+@contextlib.contextmanager
+def _fault_of(what: str) -> Iterator[None]:
+    """Turns what transformers raises about `what` into BadModel, on one line."""
+    try:
+        yield
+    except _FAULTS as error:
+        reason = " ".join(str(error).split())
+        raise BadModel(f"{what}: {type(error).__name__}: {reason[:500]}") from error
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    with _fault_of(str(path)):
+        value = json.loads(path.read_text())
+    if not isinstance(value, dict):
+        raise BadModel(f"{path}: must hold a JSON object, holds {type(value).__name__}")
+    return value
+
+
+def _check_counts(path: Path) -> None:
+    """transformers checks their types, but takes 0 and -1 for them: nonsense, or a division by zero, much later."""
+    fields = _json_object(path)
+    for name in _COUNTS:
+        value = fields.get(name)
+        if isinstance(value, int) and value < 1:
+            raise BadModel(f"{path}: {name} must be at least 1, is {value}")
+
+
+def _check_weights(folder: Path, report: Mapping[str, Any]) -> None:
+    """transformers would serve random numbers for what is missing, and leave out layers that the config lacks."""
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise BadModel(f"the model in {folder} lacks {len(missing)} of its weights, such as {missing[0]}")
+    mismatched = sorted(report["mismatched_keys"])
+    if mismatched:
+        name, stored, wanted = mismatched[0]
+        raise BadModel(
+            f"the model in {folder}: by its config.json {name} has the shape {list(wanted)}, but it is stored as "
+            f"{list(stored)}"
+        )
+    surplus = sorted(name for name in report["unexpected_keys"] if not _COMPUTED.search(name))
+    if surplus:
+        raise BadModel(
+            f"the model in {folder} holds {len(surplus)} weights that its config.json leaves no place for, such as "
+            f"{surplus[0]}"
+        )
 
 
 def _settle_weights(module: torch.nn.Module) -> None:
@@ -140,11 +208,16 @@ def _layout(config: Any, dtype: torch.dtype) -> KVLayout:
     )
 
 
-def _stop_token_ids(module: Any) -> tuple[int, ...]:
+def _stop_token_ids(module: Any, folder: Path) -> tuple[int, ...]:
     """End-of-text ids from generation_config (chat models often list several there) or config."""
     ids = getattr(module.generation_config, "eos_token_id", None)
     if ids is None:
         ids = module.config.eos_token_id
     if ids is None:
         return ()
-    return tuple(ids) if isinstance(ids, list) else (ids,)
+    listed = ids if isinstance(ids, list) else [ids]
+    if not all(type(token_id) is int for token_id in listed):
+        raise BadModel(
+            f"{folder}/generation_config.json: eos_token_id must be a token id or a list of them, is {ids!r}"
+        )
+    return tuple(listed)

@@ -7,25 +7,31 @@ own dependencies would bring a long C++ build.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlparse
+from typing import Final
 
 from tidelane.engine.errors import CannotServe
 
 
 class BadModel(CannotServe):
     """This model source can never be served as asked."""
+
+
+class StoreUnusable(OSError):
+    """The store cannot be written: worth another try once a person has made room or given another store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,15 @@ BUILTIN = (
 )
 
 
+# Held in a folder that is being built; one that is free there tells of a process that was killed.
+_LOCK: Final = "lock"
+# A file that was cut off breaks its readers in any of these ways.
+_BROKEN_GGUF: Final = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, RuntimeError,
+    MemoryError, EOFError, struct.error,
+)  # fmt: skip
+
+
 def default_store() -> Path:
     """`$XDG_DATA_HOME/tidelane/models`, by default under `~/.local/share`."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "tidelane" / "models"
@@ -56,15 +71,19 @@ def default_store() -> Path:
 def resolve(source: str, store: Path, progress: Callable[[str], None]) -> Path:
     """The folder that holds `source`, fetching and converting it first if the store lacks it.
 
-    Raises BadModel when the source is malformed or unknown, or a file is not what it should be.
+    Raises BadModel when the source is malformed or unknown, or a file is not what it should be, and StoreUnusable or
+    ConnectionError when it cannot be fetched now.
     """
-    parsed = urlparse(source)
-    if parsed.scheme == "builtin":
-        return _builtin(parsed.netloc, store, progress)
-    if parsed.scheme == "hf":
-        return _from_hub(source.removeprefix("hf://"), store, progress)
-    if parsed.scheme in ("file", "pvc"):
-        folder = Path(parsed.path) if parsed.scheme == "file" else store / "pvc" / (parsed.netloc + parsed.path)
+    # Not as a URL: a path may hold "#", "?" and "%", and means them.
+    scheme, _, rest = source.partition("://")
+    if scheme == "builtin":
+        return _builtin(rest, store, progress)
+    if scheme == "hf":
+        return _from_hub(rest, store, progress)
+    if scheme in ("file", "pvc"):
+        if scheme == "file" and not rest.startswith("/"):
+            raise BadModel(f"model source {source}: expected an absolute path, as in file:///{rest}")
+        folder = Path(rest) if scheme == "file" else store / "pvc" / rest
         if not folder.exists():
             raise BadModel(f"model source {source}: {folder} does not exist on this node")
         return _loadable(folder, store, progress)
@@ -151,10 +170,15 @@ def _convert(gguf: Path, folder: Path) -> None:
             gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
         )
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
-        raise BadModel(f"cannot convert {gguf}: {error}") from error
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    except _BROKEN_GGUF as error:
+        raise BadModel(f"cannot convert {gguf}, is the file whole? {type(error).__name__}: {error}") from error
+    try:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    except OSError:
+        raise
+    except Exception as error:  # What safetensors and tokenizers raise for a full disk has no base but this.
+        raise OSError(str(error)) from error
     config = json.loads((folder / "config.json").read_text())
     config.pop("quantization_config", None)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
@@ -162,17 +186,57 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 @contextmanager
 def _building(final: Path) -> Iterator[Path]:
-    """A folder beside the final one, renamed into place when all is written: another process may build the same."""
-    final.parent.mkdir(parents=True, exist_ok=True)
+    """A folder beside the final one, renamed into place when all is written: another process may build the same.
+
+    Raises StoreUnusable.
+    """
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(final.parent)
+        with _temporary_beside(final) as temporary:
+            yield temporary
+            (temporary / "complete").touch()
+            temporary.chmod(0o755)  # mkdtemp's 0700 is for secrets
+            _replace(final, temporary)
+    except ConnectionError:
+        raise
+    except OSError as error:
+        raise StoreUnusable(
+            f"model store {final.parent}: {error.strerror or error}; make room and let it be written, "
+            "or give another --model-store"
+        ) from error
+
+
+@contextmanager
+def _temporary_beside(final: Path) -> Iterator[Path]:
+    """Gone at the end. Its lock is held until then, and longer by nobody, however this process ends."""
     temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
     try:
-        yield temporary
-        (temporary / "complete").touch()
-        temporary.chmod(0o755)  # mkdtemp's 0700 is for secrets
-        try:
-            temporary.rename(final)
-        except OSError:
-            if not (final / "complete").exists():
-                raise
+        with (temporary / "lock.new").open("w") as lock:
+            with suppress(OSError):  # Some network file systems have no locks.
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                # Named only now: a lock that can be seen and is free has lost its process.
+                (temporary / "lock.new").rename(temporary / _LOCK)
+            yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _replace(final: Path, built: Path) -> None:
+    if not (final / "complete").exists():
+        shutil.rmtree(final, ignore_errors=True)  # Not ours: ours are complete.
+    try:
+        built.rename(final)
+    except OSError:
+        if not (final / "complete").exists():
+            raise
+    for name in (_LOCK, "lock.new"):
+        (final / name).unlink(missing_ok=True)
+
+
+def _sweep(parent: Path) -> None:
+    """Removes what processes left that were killed while they built."""
+    for lock_file in parent.glob(f".*/{_LOCK}"):
+        with suppress(OSError), lock_file.open("w") as lock:  # OSError: its process lives, or it is swept already.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock_file.parent, ignore_errors=True)

@@ -1,0 +1,40 @@
+"""What the loop's desk does with messages that concern no request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tidelane.engine.channel import Endpoint, FrontFailed, ToFront, ToLoop, front_end, loop_end
+from tidelane.engine.control import ControlRoom
+from tidelane.engine.desk import ChannelDesk
+from tidelane.engine.errors import CannotServe
+from tidelane.engine.slo import Slo
+from tidelane.engine.wakeup import Wakeup
+from tidelane.engine.window import LatencyWindow
+from tidelane.rpc import serving_pb2
+from tidelane.rpc.wire import ExecutionMode, Objective
+
+from .virtual import World
+
+
+@pytest.fixture
+def front(tmp_path: Path) -> Iterator[Endpoint[ToLoop, ToFront]]:
+    with closing(front_end(str(tmp_path / "channel"))) as endpoint:
+        yield endpoint
+
+
+def test_why_the_front_gave_up_is_why_the_engine_cannot_serve(front: Endpoint[ToLoop, ToFront], tmp_path: Path) -> None:
+    world, wakeup = World(), Wakeup()
+    room = ControlRoom(Objective(Slo(ttft_s=2, tpot_s=0.2), ExecutionMode.LANES), wakeup.notify)
+    with closing(wakeup), closing(loop_end(str(tmp_path / "channel"))) as endpoint:
+        desk = ChannelDesk(
+            endpoint, wakeup, room, world.ledger, world.usage, LatencyWindow(world.clock), serving_pb2.EngineStatus()
+        )
+        front.send(FrontFailed("cannot load the model's tokenizer: no such file"))
+        assert endpoint.incoming.poll(5000)
+        with pytest.raises(CannotServe, match=r"^the HTTP front cannot load the model's tokenizer: no such file$"):
+            desk.messages()
