@@ -12,6 +12,13 @@ import pytest
 
 from tidelane.cli import main
 
+# However these tests were started: a shell's background jobs inherit that SIGINT is ignored.
+HEARS_SIGINT = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from tidelane.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
 BENCH = ("bench", "http://127.0.0.1:1", "--model", "x")
 
 
@@ -35,7 +42,7 @@ def test_a_broken_trace_is_told_by_line_and_field(tmp_path: Path, capsys: pytest
 def test_ctrl_c_ends_it_without_a_traceback() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        command = [sys.executable, "-m", "tidelane.cli.main", "bench", url, "--model", "x"]
+        command = [sys.executable, "-c", HEARS_SIGINT, "bench", url, "--model", "x"]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             connection, _ = silent.accept()  # It asks for the server's targets, and gets no answer.
             with connection:
