@@ -98,7 +98,7 @@ def test_a_service_that_cannot_start_is_told_with_its_log(tmp_path: Path) -> Non
     demo = Demo("--manifest", str(manifest))
     assert demo.end() == 1, demo.output
     assert "The demo failed:" in demo.output
-    assert "cannot load the model" in demo.output
+    assert f"{tmp_path}/model/config.json" in demo.output.replace("\n", "")
 
 
 def test_an_unknown_model_is_told(tmp_path: Path) -> None:

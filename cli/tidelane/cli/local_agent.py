@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import ctypes
 import logging
+import os
 import signal
 import sys
 from dataclasses import dataclass
@@ -97,9 +98,9 @@ class LocalAgent:
     async def stop(self) -> None:
         """With its engines."""
         await self._stop_agent()
-        if self._guard and self._guard.stdin:
-            self._guard.stdin.close()
-            await self._guard.wait()
+        if self._guard:
+            with contextlib.suppress(ConnectionError):
+                await self._guard.communicate(b"all stopped")
 
     async def _stop_agent(self) -> None:
         process = self._process
@@ -137,9 +138,9 @@ class LocalAgent:
             )
 
     async def _guard_started(self) -> asyncio.subprocess.Process:
-        folders = (str(self._settings.folder), str(self._settings.scratch))
+        arguments = (str(os.getpid()), str(self._settings.folder), str(self._settings.scratch))
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tidelane.agent.guard", *folders),
+            *(sys.executable, "-m", "tidelane.agent.guard", *arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
