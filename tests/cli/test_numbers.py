@@ -13,7 +13,7 @@ COUNT = "must be a whole number, 0 or more"
 FROM_1 = "must be a whole number, 1 or more"
 UP = ("up", "-f", "x.yaml")
 OPERATOR = ("operator", "--agents", "x:1")
-BENCH = ("bench", "http://127.0.0.1:1", "--model", "x")
+BENCH = ("bench", "--url", "http://127.0.0.1:1", "--model", "x")
 SERVE = ("serve", "--model", "builtin://x")
 
 
@@ -34,10 +34,9 @@ SERVE = ("serve", "--model", "builtin://x")
         (SERVE, "--kv-pool-memory", ("-1", "1e9"), COUNT),
         (BENCH, "--duration", ("0", "-3", "nan", "inf"), POSITIVE_SECONDS),
         (BENCH, "--timeout", ("0", "nan"), POSITIVE_SECONDS),
-        (BENCH, "--speed", ("0", "-1", "nan", "inf"), ABOVE_0),
-        (BENCH, "--ttft-ms", ("0", "nan", "inf"), ABOVE_0),
-        (BENCH, "--tpot-ms", ("0", "nan", "inf"), ABOVE_0),
-        (BENCH, "--ttft-per-1k-ms", ("-1", "nan", "inf"), "must be a number, 0 or more"),
+        (BENCH, "--speedup", ("0", "-1", "nan", "inf"), ABOVE_0),
+        (BENCH, "--limit", ("0", "-1", "1.5"), FROM_1),
+        (BENCH, "--gpus", ("0", "-1", "x"), FROM_1),
         (BENCH, "--percentile", ("0", "100", "99.9"), "must be a whole number from 1 to 99"),
     ],
 )

@@ -36,6 +36,7 @@ def free_port() -> int:
 def serve_command(port: int, folder: Path, mode: serving_pb2.ExecutionMode = serving_pb2.LANES) -> list[str]:
     wanted = objective(revision=1)
     wanted.mode = mode
+    wanted.slo.tpot_s = 2.0  # however slow the machine, streams run side by side
     return [
         *(sys.executable, "-m", "tidelane.cli.main", "serve", "--model", MODEL, "--served-name", "chat"),
         *("--port", str(port), "--control-socket", str(folder / "control")),

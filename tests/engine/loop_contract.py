@@ -20,6 +20,7 @@ A test module imports these tests (`from engine.loop_contract import *`) and giv
 12. `cached_tokens` never exceeds the prompt less one token: the last one is always computed.
 13. The heartbeat's `steps` grows with every launch that ends, of prefill as of decode: a loop whose steps stand still
     while it has work is taken to be stuck.
+14. Asked for decisions, it answers once, with the last ones, no more than asked for, and the newest last.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from dataclasses import dataclass, field, replace
 from tidelane.engine.channel import (
     Abort,
     Accepted,
+    Decisions,
+    DecisionsWanted,
     Endpoint,
     Facts,
     Heartbeat,
@@ -53,6 +56,7 @@ __all__ = [
     "test_a_prompt_alone_can_be_scored",
     "test_a_stop_token_ends_the_sequence",
     "test_aborted_requests_end_and_others_go_on",
+    "test_decisions_are_told_when_asked_for",
     "test_each_submission_has_one_answer_and_one_end",
     "test_facts_come_first_and_heartbeats_keep_coming",
     "test_logprobs_as_asked",
@@ -281,3 +285,28 @@ def test_the_same_seed_gives_the_same_tokens(loop: LoopUnderTest) -> None:
     )
     assert token_ids(one) == token_ids(same)
     assert token_ids(one) != token_ids(other)
+
+
+def test_decisions_are_told_when_asked_for(loop: LoopUnderTest) -> None:
+    def ask(number: int, limit: int) -> Decisions:
+        loop.endpoint.send(DecisionsWanted(number, limit))
+        loop.listen_until(lambda: any(isinstance(message, Decisions) for message in loop.heard))
+        (answer,) = [message for message in loop.heard if isinstance(message, Decisions)]
+        loop.heard.remove(answer)
+        return answer
+
+    loop.facts()
+    begun_s = time.monotonic()
+    loop.run(loop.request(new=5))
+    every = ask(7, 1000)
+    assert every.number == 7
+    ours = [each for each in every.decisions if each.time_s >= begun_s]
+    assert len(ours) >= 5
+    times_s = [each.time_s for each in every.decisions]
+    assert times_s == sorted(times_s)
+    assert sum(each.decode_sequences for each in ours) >= 4
+    for each in ours:
+        assert each.why.reason
+        assert each.decode_sequences + each.prefill_tokens > 0
+        assert each.partition.decode_units > 0
+    assert ask(8, 2) == Decisions(8, every.decisions[-2:])

@@ -43,7 +43,7 @@ class PlanMachine(RuleBasedStateMachine):
             self.world.edit(replicas=replicas, resources={"gpus": gpus})
             self.settle()
 
-    @rule(mode=st.sampled_from(["Lanes", "Auto"]))
+    @rule(mode=st.sampled_from(["Lanes", "Disaggregated"]))
     def ask_for_what_can_be_done_or_not(self, mode: str) -> None:
         if self.world.raw and not self.deleted:
             self.world.edit(execution={"mode": mode})

@@ -36,7 +36,10 @@ _COMMANDS: Final = (
     Command("agent", "run the node agent", "agent"),
     Command("operator", "run the Kubernetes operator", "operator"),
     Command("model", "fetch models into the store", "engine"),
+    Command("profile", "measure a model's step times on this machine", "engine"),
     Command("bench", "send traffic to a service and report latency and goodput", "bench"),
+    Command("simulate", "compare scheduling policies on any GPU, in virtual time", "engine"),
+    Command("plan", "find the mode and the number of GPUs that meet targets", "engine"),
     Command("top", "watch services in the terminal", "operator"),
 )
 
@@ -51,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="tidelane COMMAND --help tells about a command.",
     )
     parser.add_argument("--version", action="version", version=importlib.metadata.version("tidelane"))
+    parser.set_defaults(words=words)  # for reports that say how they were made
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     try:
         for command in commands:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from google.protobuf import json_format
 
+from tidelane.cli.compute import add_compute_arguments
 from tidelane.cli.numbers import count, port
 from tidelane.rpc import serving_pb2
 from tidelane.rpc.wire import objective_from_wire
@@ -23,20 +24,11 @@ _DESCRIPTION = """Serves one model by OpenAI's API. An agent starts it so; by ha
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("serve", help="run one engine", description=_DESCRIPTION)
+    add_compute_arguments(parser)
     add = parser.add_argument
-    add(
-        "--model",
-        required=True,
-        metavar="SOURCE",
-        help="builtin://NAME, hf://ORG/NAME[@REV], file:///PATH, pvc://CLAIM/PATH",
-    )
-    add("--model-store", type=Path, metavar="DIR", help="where fetched and converted models are kept")
     add("--served-name", metavar="NAME", help='what clients put in "model" (the source without its scheme)')
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     add("--port", type=port, default=8000, help="port to listen on (%(default)s)")
-    add("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
-    add("--max-context-tokens", type=count, default=0, metavar="N", help="0: the model's own limit")
-    add("--kv-pool-memory", type=count, default=0, metavar="BYTES", help="0: chosen from the free memory")
     add(
         "--objective",
         default=DEFAULT_OBJECTIVE,
@@ -44,7 +36,19 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="targets and mode, as JSON of the Objective message",
     )
     add("--control-socket", type=Path, metavar="PATH", help="Unix socket for the agent")
-    add("--cores", type=_cores, default=(), metavar="0,1", help="CPU cores to use (all)")
+    add(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="measured step times, from `tidelane profile` (the one it keeps in the model store for this model, dtype, "
+        "device and cores; without one, a few passes are timed at the start)",
+    )
+    add(
+        "--device",
+        default="auto",
+        choices=("auto", "cpu", "cuda"),
+        help="where to run (%(default)s: a GPU if there is one and no --cores are given)",
+    )
     add(
         "--queue-limit",
         type=count,
@@ -82,17 +86,9 @@ def run(args: argparse.Namespace) -> int:
             kv_pool_bytes=args.kv_pool_memory or None,
             control_socket=args.control_socket,
             cores=args.cores,
+            device=args.device,
+            profile=args.profile,
             queue_limit=args.queue_limit,
             log_level=args.log_level,
         )
     )
-
-
-def _cores(text: str) -> tuple[int, ...]:
-    try:
-        cores = tuple(int(part) for part in text.split(",") if part)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} must be core numbers with commas between, such as 0,1") from None
-    if not set(cores) <= os.sched_getaffinity(0):
-        raise argparse.ArgumentTypeError(f"cores {text}: this process may use {sorted(os.sched_getaffinity(0))}")
-    return cores

@@ -5,36 +5,40 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import psutil
 import torch
 
 from tidelane.engine.channel import Endpoint, Facts, ToFront, ToLoop
-from tidelane.engine.config import ServeConfig
+from tidelane.engine.config import ComputeConfig, ServeConfig
 from tidelane.engine.control import ControlRoom
 from tidelane.engine.desk import ChannelDesk
 from tidelane.engine.errors import CannotServe
+from tidelane.engine.estimation.estimates import Estimates
 from tidelane.engine.execution.cpu import CpuExecutor
+from tidelane.engine.execution.executor import Executor
+from tidelane.engine.execution.starting import find_profile, starting_estimates
+from tidelane.engine.gpu import calibrate_gpu, cuda_executor, gpu_key, open_gpu
 from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.lanes.cores import CpuLanes, leave_compute_to_lanes
-from tidelane.engine.lanes.partition import partition_table
+from tidelane.engine.lanes.green import widen_queues
+from tidelane.engine.lanes.partition import PartitionTable, partition_table
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.loop import Loop
-from tidelane.engine.model.batch import RaggedBatch, Rows
 from tidelane.engine.model.forward import SlicedModel
 from tidelane.engine.model.loading import LoadedModel, load
 from tidelane.engine.model.store import resolve
 from tidelane.engine.reports import scheduling_objective
-from tidelane.engine.scheduling.lanes import LanesScheduler
-from tidelane.engine.scheduling.mixed import MixedScheduler
-from tidelane.engine.scheduling.plan import Scheduler
-from tidelane.engine.slo import Slo, Timeline
+from tidelane.engine.scheduling.policies import live_policies
+from tidelane.engine.sequence import Sequence
 from tidelane.engine.usage import Usage
 from tidelane.engine.wakeup import Wakeup
 from tidelane.engine.window import LatencyWindow
 from tidelane.rpc import serving_pb2
-from tidelane.rpc.wire import ExecutionMode
 
 _log = logging.getLogger(__name__)
 
@@ -47,9 +51,48 @@ KV_DEFAULT_MOST_BYTES = 4 << 30
 class Engine:
     loop: Loop
     ledger: Ledger
-    executor: CpuExecutor
+    executor: Executor
     desk: ChannelDesk
     front_facts: Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What computes, before anything is asked of it."""
+
+    folder: Path
+    loaded: LoadedModel
+    model: SlicedModel
+    pool: DevicePool
+    lanes: CpuLanes
+
+    @property
+    def blocks(self) -> int:
+        return self.pool.keys[0].shape[0] // self.pool.layout.block_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Compute:
+    """A model ready to run on one device; `executor` of the loop's sequences, and what to call after a completion."""
+
+    folder: Path
+    loaded: LoadedModel
+    layers: int
+    blocks: int
+    table: PartitionTable
+    estimates: Estimates
+    executor: Callable[[Mapping[str, Sequence], Callable[[], None]], Executor]
+
+
+def load_parts(config: ComputeConfig) -> Parts:
+    """Raises CannotServe when they can never run as asked. The calling thread computes with one thread from then on."""
+    leave_compute_to_lanes()
+    cores = config.cores or tuple(sorted(os.sched_getaffinity(0)))
+    folder = resolve(config.model, config.model_store, _log.info)
+    loaded = load(folder, config.dtype, config.max_context_tokens, torch.device("cpu"))
+    pool = _allocate_pool(config, loaded)
+    lanes = CpuLanes(cores, partition_table(len(cores)))
+    return Parts(folder, loaded, SlicedModel(loaded.module), pool, lanes)
 
 
 def assemble(
@@ -60,47 +103,31 @@ def assemble(
     identity: serving_pb2.EngineStatus,
 ) -> Engine:
     """Load the model and wire everything. Raises CannotServe when it can never run as asked."""
-    leave_compute_to_lanes()
-    cores = config.cores or tuple(sorted(os.sched_getaffinity(0)))
-    folder = resolve(config.model, config.model_store, _log.info)
-    loaded = load(folder, config.dtype, config.max_context_tokens, torch.device("cpu"))
-    model = SlicedModel(loaded.module)
-    pool = _allocate_pool(config, loaded)
-    lanes = CpuLanes(cores, partition_table(len(cores)))
-    warm_up(model, pool, lanes)
-
+    compute = _on_gpu(config) if _wants_gpu(config) else _on_cpu(config)
+    loaded = compute.loaded
     window = LatencyWindow(time.monotonic)
-    policies: dict[str, Scheduler] = {
-        ExecutionMode.LANES: LanesScheduler(),
-        ExecutionMode.MIXED_BATCH: MixedScheduler(),
-    }
-
-    def ended(timeline: Timeline | None, slo: Slo) -> None:
-        window.add(timeline, slo)
-        if timeline is not None:
-            policies[room.objective.mode].request_ended(timeline, slo)
-
     layout = loaded.facts.kv_layout
-    blocks = pool.keys[0].shape[0] // layout.block_tokens
     ledger = Ledger(
-        table=lanes.table,
-        layers=model.layers,
+        table=compute.table,
+        layers=compute.layers,
         block_tokens=layout.block_tokens,
-        blocks=blocks,
+        blocks=compute.blocks,
         queue_limit=config.queue_limit,
         objective=scheduling_objective(room.objective),
-        ended=ended,
+        estimates=compute.estimates,
+        ended=window.add,
     )
-    executor = CpuExecutor(model, pool, lanes, ledger.sequences, wakeup.notify)
-    usage = Usage(lanes.table.units, time.monotonic())
+    executor = compute.executor(ledger.sequences, wakeup.notify)
+    usage = Usage(compute.table.units, time.monotonic())
     identity.model_digest = loaded.facts.digest
     desk = ChannelDesk(endpoint, wakeup, room, ledger, usage, window, identity)
+    policies = live_policies(compute.table)
     loop = Loop(ledger=ledger, policies=policies, executor=executor, desk=desk, usage=usage, clock=time.monotonic)
     facts = Facts(
         served_name=config.served_name,
-        model_folder=str(folder),
+        model_folder=str(compute.folder),
         max_context_tokens=loaded.facts.max_context_tokens,
-        kv_pool_tokens=blocks * layout.block_tokens,
+        kv_pool_tokens=compute.blocks * layout.block_tokens,
         vocab_size=loaded.facts.vocab_size,
         stop_token_ids=loaded.facts.stop_token_ids,
         queue_limit=config.queue_limit,
@@ -108,7 +135,46 @@ def assemble(
     return Engine(loop, ledger, executor, desk, facts)
 
 
-def _allocate_pool(config: ServeConfig, loaded: LoadedModel) -> DevicePool:
+def _wants_gpu(config: ServeConfig) -> bool:
+    widen_queues(os.environ)  # before torch asks the driver anything
+    if config.device == "auto":
+        return not config.cores and torch.cuda.is_available()
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise CannotServe("device cuda: torch sees no GPU on this machine")
+    return config.device == "cuda"
+
+
+def _on_cpu(config: ServeConfig) -> _Compute:
+    parts = load_parts(config)
+    model, pool, lanes = parts.model, parts.pool, parts.lanes
+    estimates = starting_estimates(model, pool, lanes, parts.loaded.facts, config)
+    executor = partial(CpuExecutor, model, pool, lanes)
+    return _Compute(parts.folder, parts.loaded, model.layers, parts.blocks, lanes.table, estimates, executor)
+
+
+def _on_gpu(config: ServeConfig) -> _Compute:
+    device = torch.device("cuda", torch.cuda.current_device())
+    folder = resolve(config.model, config.model_store, _log.info)
+    loaded = load(folder, config.dtype, config.max_context_tokens, device)
+    facts = loaded.facts
+    parts = open_gpu(
+        loaded.module,
+        facts.kv_layout,
+        device=device,
+        vocab_size=facts.vocab_size,
+        most_tokens=facts.max_context_tokens,
+        kv_pool_bytes=config.kv_pool_bytes,
+    )
+    table = parts.lanes.table
+    profile = find_profile(config, gpu_key(facts, device, table.units))
+    estimates = calibrate_gpu(parts, facts.max_context_tokens)  # warms up all lanes, too
+    if profile is not None:
+        estimates = profile.estimates()
+    executor = partial(cuda_executor, parts)
+    return _Compute(folder, loaded, parts.model.layers, parts.blocks, table, estimates, executor)
+
+
+def _allocate_pool(config: ComputeConfig, loaded: LoadedModel) -> DevicePool:
     layout = loaded.facts.kv_layout
     free_bytes = psutil.virtual_memory().available
     size = config.kv_pool_bytes or min(KV_DEFAULT_MOST_BYTES, int(free_bytes * KV_SHARE_OF_FREE_MEMORY))
@@ -122,16 +188,3 @@ def _allocate_pool(config: ServeConfig, loaded: LoadedModel) -> DevicePool:
             f"can be held, takes {layout.block_bytes} bytes"
         )
     return DevicePool.allocate(layout, layout.blocks_in(size), loaded.facts.dtype, torch.device("cpu"))
-
-
-def warm_up(model: SlicedModel, pool: DevicePool, lanes: CpuLanes) -> None:
-    """First calls are slow, on every lane; and the check that slicing changes nothing belongs before serving."""
-    block_tokens = pool.layout.block_tokens
-    with torch.inference_mode():
-        model.check(RaggedBatch.build([Rows(range(block_tokens), 0, [0])], pool))
-    one_token = RaggedBatch.build([Rows([0], 0, [0])], pool)
-
-    def step() -> None:
-        model.run_whole(one_token)
-
-    lanes.warm(step)

@@ -13,7 +13,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import zmq
 
+from tidelane.engine.lanes.partition import Partition
 from tidelane.engine.request import FinishReason, NewToken, Request, TokenLogprob
+from tidelane.engine.scheduling.plan import Decision
 from tidelane.engine.slo import Slo, Timeline
 
 # ---- front -> loop -------------------------------------------------------------------------------------------------
@@ -33,6 +35,13 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     reason: FinishReason = FinishReason.ABORTED
 
 
+class DecisionsWanted(msgspec.Struct, frozen=True, tag=True):
+    """Answered by one `Decisions` with the same `number`, which holds the last `limit` of them."""
+
+    number: int
+    limit: int
+
+
 class FrontReady(msgspec.Struct, frozen=True, tag=True):
     """The front has what it needs of the model and answers requests; sent once, after `Facts`."""
 
@@ -44,7 +53,8 @@ class FrontFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 AboutRequest = Submit | Abort
-ToLoop = AboutRequest | FrontReady | FrontFailed
+ForLoop = AboutRequest | DecisionsWanted
+ToLoop = ForLoop | FrontReady | FrontFailed
 
 
 # ---- loop -> front -------------------------------------------------------------------------------------------------
@@ -87,6 +97,31 @@ class Tokens(msgspec.Struct, frozen=True, tag=True):
     error: str | None = None
 
 
+class LoggedDecision(msgspec.Struct, frozen=True):
+    """What was decided at `time_s` (CLOCK_MONOTONIC), and why; in sizes, as nobody needs to know whose requests.
+
+    What is launched: a step of `decode_sequences`, and `prefill_tokens` through `layers` (from, to before), together
+    in one pass if `fused`. `admitted` and `preempted` count requests.
+    """
+
+    time_s: float
+    why: Decision
+    partition: Partition
+    fused: bool
+    decode_sequences: int
+    prefill_tokens: int
+    layers: tuple[int, int] | None
+    admitted: int
+    preempted: int
+
+
+class Decisions(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `DecisionsWanted`, the newest last."""
+
+    number: int
+    decisions: tuple[LoggedDecision, ...]
+
+
 class Facts(msgspec.Struct, frozen=True, tag=True):
     """What the front must know of the engine; sent once, when the engine is warm."""
 
@@ -121,7 +156,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     lane_moves_to: dict[str, int] = {}  # by the border moved to: "1+3" (decode and prefill units), "whole"
 
 
-ToFront = Accepted | Refused | Tokens | Facts | Heartbeat
+ToFront = Accepted | Refused | Tokens | Decisions | Facts | Heartbeat
 
 
 Out = TypeVar("Out")

@@ -8,20 +8,31 @@ from pathlib import Path
 from tidelane.rpc.wire import Objective
 
 
-@dataclass(frozen=True, slots=True)
-class ServeConfig:
-    """`cores` empty: all that this process may use. `kv_pool_bytes` None: chosen from the machine's free memory."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeConfig:
+    """What computes. `cores` empty: all that this process may use. `kv_pool_bytes` None: chosen from free memory.
+
+    `device` "auto" takes a GPU if there is one and no cores were named.
+    """
 
     model: str
     model_store: Path
+    dtype: str = "auto"
+    max_context_tokens: int | None = None
+    kv_pool_bytes: int | None = None
+    cores: tuple[int, ...] = ()
+    device: str = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig(ComputeConfig):
+    """`profile` None: the one kept in the model store for this model and device, if there is one."""
+
     served_name: str
     objective: Objective
     host: str = "127.0.0.1"
     port: int = 8000
-    dtype: str = "auto"
-    max_context_tokens: int | None = None
-    kv_pool_bytes: int | None = None
+    profile: Path | None = None
     control_socket: Path | None = None
-    cores: tuple[int, ...] = ()
     queue_limit: int = 256
     log_level: str = "info"

@@ -16,7 +16,7 @@ from typing_extensions import override
 from tidelane.rpc import serving_pb2, serving_pb2_grpc
 from tidelane.rpc.wire import ExecutionMode, Objective, objective_from_wire
 
-SUPPORTED_MODES = frozenset({ExecutionMode.LANES, ExecutionMode.MIXED_BATCH})
+SUPPORTED_MODES = frozenset(ExecutionMode) - {ExecutionMode.DISAGGREGATED}
 
 
 class ControlRoom:

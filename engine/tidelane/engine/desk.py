@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import zmq
 
-from tidelane.engine.channel import AboutRequest, Endpoint, FrontFailed, FrontReady, Heartbeat, ToFront, ToLoop
+from tidelane.engine.channel import Endpoint, ForLoop, FrontFailed, FrontReady, Heartbeat, ToFront, ToLoop
 from tidelane.engine.control import ControlRoom
 from tidelane.engine.errors import CannotServe
 from tidelane.engine.ledger import Ledger
@@ -60,9 +60,9 @@ class ChannelDesk:
         if self._clock() >= self._next_heartbeat_s:
             self._beat()
 
-    def messages(self) -> list[AboutRequest]:
+    def messages(self) -> list[ForLoop]:
         """Raises CannotServe when the front has given up."""
-        taken: list[AboutRequest] = []
+        taken: list[ForLoop] = []
         while (message := self._endpoint.receive(0)) is not None:
             if isinstance(message, FrontReady):
                 self._front_ready = True

@@ -6,11 +6,13 @@ Single-threaded; the only code that changes a Sequence or the BlockPool.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from operator import attrgetter
 from types import MappingProxyType
 
 from tidelane.engine.channel import Accepted, RefusalReason, Refused, ToFront, Tokens
+from tidelane.engine.estimation.estimates import Estimates, Phase
+from tidelane.engine.estimation.passes import PassWork, decode_work, prefill_work
 from tidelane.engine.execution.executor import Completion, Sampled
 from tidelane.engine.kv.blocks import BlockPool
 from tidelane.engine.lanes.partition import PartitionTable
@@ -18,27 +20,34 @@ from tidelane.engine.request import FinishReason, NewToken, Request
 from tidelane.engine.scheduling.plan import (
     Decoding,
     Flight,
-    Measured,
     Objective,
     Plan,
     PoolState,
     Prefilling,
     PrefillSlice,
-    Priority,
     Queued,
     State,
 )
 from tidelane.engine.sequence import Sequence
 from tidelane.engine.slo import Slo, Timeline
 
-# Schedulers look at no more of the queue than this: enough to fill any pass, and planning stays cheap with thousands.
-QUEUE_HEAD = 64
-# Weight of the newest measurement in the running means.
-LEARNING_RATE = 0.2
+_PRIORITY = attrgetter("priority")
+
+
+def _due(job: Queued) -> tuple[int, float, str]:
+    return (job.priority[0], job.ttft_due_s, job.id)
+
+
+def _nothing_cached(_: Request) -> int:
+    return 0
 
 
 class Ledger:
-    """`ended` hears of each request that ran to its end: its timeline (None: without a token) and its targets."""
+    """`ended` hears of each request that ran to its end: its timeline (None: without a token) and its targets.
+
+    `estimates` are where predictions start; what launches take corrects them. `cached_tokens` says how much of a prompt
+    needs no computing.
+    """
 
     def __init__(
         self,
@@ -49,7 +58,9 @@ class Ledger:
         blocks: int,
         queue_limit: int,
         objective: Objective,
+        estimates: Estimates,
         ended: Callable[[Timeline | None, Slo], None],
+        cached_tokens: Callable[[Request], int] = _nothing_cached,
     ) -> None:
         self.objective = objective
         self.draining = False
@@ -65,12 +76,21 @@ class Ledger:
         self._queue_limit = queue_limit
         self._ended = ended
         self._sequences: dict[str, Sequence] = {}
-        self._queued: list[Priority] = []  # sorted; a priority ends with the sequence's id
-        self._running: list[Priority] = []
+        self._queued: list[Queued] = []  # by priority
+        self._queued_by_due: list[Queued] = []  # by tier and deadline
+        self._running: list[Sequence] = []  # by priority
         self._aborted: set[str] = set()  # still in flight or in a paused pass
         self._paused: PrefillSlice | None = None
         self._next_job = 1
-        self._measured = Measured()
+        self._estimates = estimates
+        self._cached_tokens = cached_tokens
+        # Whether the other lane was at work at any time during what is, or was last, in flight.
+        self._decode_disturbed = False
+        self._prefill_disturbed = False
+        self._begun_beside_prefill = False
+        # What `state` shows of the running sequences, until one of them changes. (The blocks that a step's sequences
+        # get do not count: nobody asks while it runs.)
+        self._view: tuple[tuple[Prefilling, ...], tuple[Decoding, ...]] | None = None
         self._outbox: list[ToFront] = []
 
     # ---- what others see --------------------------------------------------------------------------------------
@@ -88,6 +108,10 @@ class Ledger:
         return len(self._queued)
 
     @property
+    def estimates(self) -> Estimates:
+        return self._estimates
+
+    @property
     def empty(self) -> bool:
         return not self._sequences
 
@@ -100,36 +124,22 @@ class Ledger:
         return messages
 
     def state(self) -> State:
-        prefilling: list[Prefilling] = []
-        decoding: list[Decoding] = []
-        for sequence in self._live(self._running):
-            if sequence.decoding:
-                decoding.append(
-                    Decoding(
-                        sequence.id, sequence.priority, sequence.computed, len(sequence.blocks), sequence.slo.tpot_s
-                    )
-                )
-            else:
-                prefilling.append(
-                    Prefilling(
-                        sequence.id, sequence.priority, len(sequence.tokens), sequence.computed, sequence.ttft_due_s
-                    )
-                )
-        queued = tuple(
-            Queued(s.id, s.priority, len(s.tokens), s.ttft_due_s) for s in self._live(self._queued[:QUEUE_HEAD])
-        )
+        if self._view is None:
+            self._view = self._look()
+        prefilling, decoding = self._view
         return State(
             table=self._table,
             layers=self._layers,
             pool=PoolState(self.pool.free, self._block_tokens),
             objective=self.objective,
+            estimates=self._estimates,
             flight=self.flight,
             paused=self._paused,
             next_job=self._next_job,
-            queued=queued,
-            prefilling=tuple(prefilling),
-            decoding=tuple(decoding),
-            measured=Measured(dict(self._measured.decode_step_s), dict(self._measured.prefill_token_layer_s)),
+            queued=tuple(self._queued),
+            queued_by_due=tuple(self._queued_by_due),
+            prefilling=prefilling,
+            decoding=decoding,
         )
 
     # ---- what happens -----------------------------------------------------------------------------------------
@@ -154,7 +164,7 @@ class Ledger:
         else:
             sequence = Sequence(request, self.objective.slo.for_request(request.ttft_s, request.tpot_s))
             self._sequences[request.id] = sequence
-            insort(self._queued, sequence.priority)
+            self._enqueue(sequence)
             self._outbox.append(Accepted(request.id))
 
     def abort(self, request_id: str, *, satisfied: bool) -> None:
@@ -185,7 +195,9 @@ class Ledger:
         if plan.decode is not None:
             for sequence_id in plan.decode.ids:
                 self._grow(self._sequences[sequence_id])
-            self.flight = replace(self.flight, decode=plan.decode, decode_units=plan.partition.decode_units)
+            flight = self.flight
+            self.flight = Flight(plan.decode, plan.partition.decode_units, flight.prefill, flight.prefill_units)
+            self._decode_disturbed = False
         if plan.prefill is not None:
             for span in plan.prefill.spans:
                 sequence = self._sequences[span.id]
@@ -193,7 +205,13 @@ class Ledger:
                     sequence.prefill_start_s = now_s
             self._paused = None
             self._next_job = max(self._next_job, plan.prefill.job + 1)
-            self.flight = replace(self.flight, prefill=plan.prefill, prefill_units=plan.partition.prefill_units)
+            flight = self.flight
+            self.flight = Flight(flight.decode, flight.decode_units, plan.prefill, plan.partition.prefill_units)
+            self._prefill_disturbed = False
+        if plan.decode is not None:
+            self._begun_beside_prefill = self.flight.prefill is not None and not plan.fused
+        if self.flight.decode is not None and self.flight.prefill is not None and not plan.fused:
+            self._decode_disturbed = self._prefill_disturbed = True
 
     def commit(self, completion: Completion, now_s: float) -> None:
         """Take what a launch produced: computed tokens, new tokens, finished requests, freed blocks."""
@@ -202,10 +220,10 @@ class Ledger:
         self._progress_s = now_s
         touched: list[tuple[str, int]] = []
         if completion.decode is not None:
-            self.flight = replace(self.flight, decode=None, decode_units=0)
+            self.flight = Flight(prefill=self.flight.prefill, prefill_units=self.flight.prefill_units)
             touched += [(i, self._sequences[i].computed + 1) for i in completion.decode.ids]
         if completion.prefill is not None:
-            self.flight = replace(self.flight, prefill=None, prefill_units=0)
+            self.flight = Flight(self.flight.decode, self.flight.decode_units)
             if completion.failure is None and completion.prefill.last_layer < self._layers:
                 self._paused = completion.prefill
             else:
@@ -214,8 +232,11 @@ class Ledger:
             for sequence in [self._sequences[i] for i, _ in touched]:
                 self._fail(sequence, completion.failure, now_s)
             return
+        if touched:
+            self._view = None
         for sequence_id, computed in touched:
-            self._sequences[sequence_id].computed = computed
+            sequence = self._sequences[sequence_id]
+            sequence.computed, sequence.seen = computed, None
         for sampled in completion.sampled:
             self._take_sample(self._sequences[sampled.id], sampled, now_s)
 
@@ -231,8 +252,20 @@ class Ledger:
 
     # ---- how --------------------------------------------------------------------------------------------------
 
-    def _live(self, priorities: list[Priority]) -> Iterator[Sequence]:
-        return (self._sequences[p[-1]] for p in priorities if p[-1] not in self._aborted)
+    def _look(self) -> tuple[tuple[Prefilling, ...], tuple[Decoding, ...]]:
+        prefilling: list[Prefilling] = []
+        decoding: list[Decoding] = []
+        for sequence in self._running:
+            if sequence.request.id in self._aborted:
+                continue
+            seen = sequence.seen
+            if seen is None:
+                seen = sequence.seen = sequence.view()
+            if isinstance(seen, Decoding):
+                decoding.append(seen)
+            else:
+                prefilling.append(seen)
+        return tuple(prefilling), tuple(decoding)
 
     def _refuse(
         self, request: Request, reason: RefusalReason, message: str, retry_after_s: float | None = None
@@ -243,42 +276,59 @@ class Ledger:
             self._ended(None, self.objective.slo)
 
     def _queue_drain_s(self) -> float:
-        """When a place should be free: whichever takes longer, computing the prompts ahead at the measured speed, or
-        blocks for the first of them. One second at least."""
-        known = self._measured.prefill_token_layer_s
-        token_s = known[max(known)] * self._layers if known else 0.0
-        ahead = sum(len(self._sequences[p[-1]].tokens) for p in self._queued[:QUEUE_HEAD])
-        return min(60.0, max(1.0, ahead * token_s, self._blocks_wait_s()))
+        """When a place should be free, as predicted: whichever takes longer, computing the prompts ahead on the whole
+        device, or blocks for the first of them. One second at least."""
+        return min(60.0, max(1.0, sum(job.work_s for job in self._queued), self._blocks_wait_s()))
 
     def _blocks_wait_s(self) -> float:
         """When running sequences, each to the end of its budget, have given back what the first in the queue needs."""
-        head = next(self._live(self._queued), None)
-        if head is None:
+        if not self._queued:
             return 0.0
-        step_s = max(self._measured.decode_step_s.values(), default=0.0)
+        running = [s for s in self._running if s.id not in self._aborted]
+        batch = decode_work(len(running), sum(s.computed for s in running))
+        step_s = self._estimates.seconds(Phase.DECODE, self._table.units, batch)
         # Admission keeps a block free for each that decodes.
-        missing = self._blocks_for(len(head.tokens) + 1) + len(self._running) - self.pool.free
+        missing = self._blocks_for(self._queued[0].tokens + 1) + len(self._running) - self.pool.free
         wait_s = 0.0
-        for tokens_left, blocks in sorted(
-            (s.request.max_new_tokens - s.output_tokens, len(s.blocks)) for s in self._live(self._running)
-        ):
+        for tokens_left, blocks in sorted((s.request.max_new_tokens - s.output_tokens, len(s.blocks)) for s in running):
             if missing <= 0:
                 break
             missing -= blocks + 1
             wait_s = tokens_left * step_s
         return wait_s
 
+    def _enqueue(self, sequence: Sequence) -> None:
+        tokens = len(sequence.tokens)
+        cached = min(self._cached_tokens(sequence.request), tokens - 1)
+        work = prefill_work(((cached, tokens),))
+        sequence.work_s = self._estimates.seconds(Phase.PREFILL, self._table.units, work)
+        job = Queued(sequence.id, sequence.priority, tokens, sequence.ttft_due_s, sequence.work_s, cached)
+        insort(self._queued, job, key=_PRIORITY)
+        insort(self._queued_by_due, job, key=_due)
+
+    def _dequeue(self, sequence: Sequence) -> Queued | None:
+        at = bisect_left(self._queued, sequence.priority, key=_PRIORITY)
+        if at == len(self._queued) or self._queued[at].id != sequence.id:
+            return None
+        job = self._queued.pop(at)
+        del self._queued_by_due[bisect_left(self._queued_by_due, _due(job), key=_due)]
+        return job
+
     def _admit(self, sequence: Sequence) -> None:
-        del self._queued[bisect_left(self._queued, sequence.priority)]
-        insort(self._running, sequence.priority)
+        job = self._dequeue(sequence)
+        assert job is not None
+        insort(self._running, sequence, key=_PRIORITY)
+        self._view = None
+        sequence.computed, sequence.seen = job.cached, None
         sequence.blocks = self.pool.allocate(self._blocks_for(len(sequence.tokens) + 1))
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to its own place in the queue; what it has generated is kept and computed again."""
-        del self._running[bisect_left(self._running, sequence.priority)]
-        insort(self._queued, sequence.priority)
+        del self._running[bisect_left(self._running, sequence.priority, key=_PRIORITY)]
         self.pool.release(sequence.blocks)
-        sequence.blocks, sequence.computed = [], 0
+        sequence.blocks, sequence.computed, sequence.seen = [], 0, None
+        self._view = None
+        self._enqueue(sequence)
         self.preemptions += 1
 
     def _grow(self, sequence: Sequence) -> None:
@@ -358,29 +408,46 @@ class Ledger:
         paused = {span.id for span in self._paused.spans} if self._paused is not None else set()
         if sequence.id in self.flight.ids or sequence.id in paused:
             self._aborted.add(sequence.id)
+            self._view = None
         else:
             self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         self._aborted.discard(sequence.id)
+        self._view = None
         del self._sequences[sequence.id]
-        for line in (self._queued, self._running):
-            at = bisect_left(line, sequence.priority)
-            if at < len(line) and line[at] == sequence.priority:
-                del line[at]
+        if self._dequeue(sequence) is None:
+            del self._running[bisect_left(self._running, sequence.priority, key=_PRIORITY)]
         self.pool.release(sequence.blocks)
         sequence.blocks = []
 
     def _learn(self, completion: Completion) -> None:
+        """Launches that had the device to themselves correct the predictions; others show what contention costs."""
         if completion.failure is not None:
             return
         seconds = completion.ended_s - completion.started_s
+        beside = self.flight.prefill
         if completion.prefill is None:
-            _update(self._measured.decode_step_s, completion.units, seconds)
+            if not self._decode_disturbed:
+                self._correct(Phase.DECODE, completion.units, self._decoded(completion), 1.0, seconds)
+            elif beside is not None and self._begun_beside_prefill:  # all the while, or nearly
+                work = prefill_work((span.start, span.stop) for span in beside.spans)
+                self._estimates = self._estimates.learned_beside(
+                    completion.units, self._decoded(completion), work, seconds
+                )
         elif completion.decode is None:
-            work = completion.prefill.tokens * (completion.prefill.last_layer - completion.prefill.first_layer)
-            _update(self._measured.prefill_token_layer_s, completion.units, seconds / work)
+            if not self._prefill_disturbed:
+                share = (completion.prefill.last_layer - completion.prefill.first_layer) / self._layers
+                work = prefill_work((span.start, span.stop) for span in completion.prefill.spans)
+                self._correct(Phase.PREFILL, completion.units, work, share, seconds)
+        else:
+            work = prefill_work((span.start, span.stop) for span in completion.prefill.spans)
+            self._correct(Phase.FUSED, completion.units, self._decoded(completion) + work, 1.0, seconds)
 
+    def _decoded(self, completion: Completion) -> PassWork:
+        assert completion.decode is not None
+        ids = completion.decode.ids
+        return decode_work(len(ids), sum(self._sequences[i].computed for i in ids))
 
-def _update(means: dict[int, float], units: int, value: float) -> None:
-    means[units] = means.get(units, value) + LEARNING_RATE * (value - means.get(units, value))
+    def _correct(self, phase: Phase, units: int, work: PassWork, share: float, seconds: float) -> None:
+        self._estimates = self._estimates.learned(phase, units, work, share, seconds)

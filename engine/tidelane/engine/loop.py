@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from tidelane.engine.channel import Abort, AboutRequest, Submit, ToFront
+from tidelane.engine.channel import Abort, Decisions, DecisionsWanted, ForLoop, Submit, ToFront
+from tidelane.engine.decisions import DecisionLog
 from tidelane.engine.execution.executor import Executor
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.request import FinishReason
@@ -20,7 +21,7 @@ class Desk(Protocol):
         """Until a message or a completion is there, or it is time for the next heartbeat."""
         ...
 
-    def messages(self) -> list[AboutRequest]: ...
+    def messages(self) -> Sequence[ForLoop]: ...
 
     def send(self, messages: list[ToFront]) -> None: ...
 
@@ -30,7 +31,10 @@ class Desk(Protocol):
 
 
 class Loop:
-    """Owns the order of things; the ledger owns the state, the scheduler the decisions, the executor the work."""
+    """Owns the order of things; the ledger owns the state, the scheduler the decisions, the executor the work.
+
+    `decisions` are the last ones carried out, whichever policy made them.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class Loop:
         self._desk = desk
         self._usage = usage
         self._clock = clock
+        self.decisions = DecisionLog()
 
     def run(self, until: Callable[[], bool]) -> None:
         while not until():
@@ -69,15 +74,18 @@ class Loop:
         now_s = self._clock()  # again: a message may have arrived since
         plan = self._policies[self._desk.policy()].plan(self._ledger.state(), now_s)
         self._ledger.apply(plan, now_s)
+        self.decisions.add(plan, now_s)
         if plan.launches:
             self._executor.launch(plan)
             self._usage.note(self._ledger.flight, now_s)
             self._usage.launched((plan.partition.decode_units, plan.partition.prefill_units))
         self._desk.send(self._ledger.take_outbox())
 
-    def _take(self, message: AboutRequest) -> None:
+    def _take(self, message: ForLoop) -> None:
         match message:
             case Submit(request=request):
                 self._ledger.submit(request)
             case Abort(request_id=request_id, reason=reason):
                 self._ledger.abort(request_id, satisfied=reason is FinishReason.STOP)
+            case DecisionsWanted(number=number, limit=limit):
+                self._desk.send([Decisions(number, self.decisions.last(limit))])

@@ -19,7 +19,11 @@ class ServiceTier(StrEnum):
     @property
     def rank(self) -> int:
         """0 is served first."""
-        return (ServiceTier.PRIORITY, ServiceTier.DEFAULT, ServiceTier.FLEX).index(self)
+        return _RANKS[self]
+
+
+_RANKS = {ServiceTier.PRIORITY: 0, ServiceTier.DEFAULT: 1, ServiceTier.FLEX: 2}
+FLEX_RANK = ServiceTier.FLEX.rank
 
 
 class FinishReason(StrEnum):

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tidelane.engine.request import FinishReason, NewToken, Request, TokenLogprob
-from tidelane.engine.scheduling.plan import Priority
+from tidelane.engine.scheduling.plan import Decoding, Prefilling, Priority
 from tidelane.engine.slo import Slo, Timeline
 
 
@@ -17,10 +17,14 @@ class Sequence:
     request: Request
     slo: Slo
     tokens: list[int] = field(init=False)
+    priority: Priority = field(init=False)
+    work_s: float = 0.0  # all of its prefill, on the whole device, as predicted
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     # How often each generated token came up: what the penalties of sampling read.
     output_counts: Counter[int] = field(default_factory=Counter)
+    # Its view as of its last change: schedulers ask for all of them at each step, and a step changes a few.
+    seen: Decoding | Prefilling | None = None
     prefill_start_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -31,27 +35,31 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
+        self.priority = (self.request.tier.rank, self.request.arrival_s, self.request.id)
 
     @property
     def id(self) -> str:
         return self.request.id
 
     @property
-    def priority(self) -> Priority:
-        return (self.request.tier.rank, self.request.arrival_s, self.request.id)
-
-    @property
     def output_tokens(self) -> int:
         return len(self.tokens) - len(self.request.prompt)
 
     @property
-    def decoding(self) -> bool:
-        """All but the newest token are in the cache, and the newest was generated."""
-        return self.computed == len(self.tokens) - 1 and self.output_tokens > 0 and bool(self.blocks)
-
-    @property
     def ttft_due_s(self) -> float:
         return self.request.arrival_s + self.slo.ttft_target_s(len(self.request.prompt))
+
+    def view(self) -> Decoding | Prefilling:
+        """What schedulers see of it while it runs."""
+        request, known, computed = self.request, len(self.tokens), self.computed
+        generated = known - len(request.prompt)
+        if computed == known - 1 and generated and self.blocks:
+            first_s = self.first_token_s
+            assert first_s is not None
+            tpot_s = self.slo.tpot_s
+            return Decoding(request.id, self.priority, computed, len(self.blocks), tpot_s, first_s + tpot_s * generated)
+        left_s = self.work_s * (known - computed) / known
+        return Prefilling(request.id, self.priority, known, computed, self.ttft_due_s, left_s)
 
     def append(self, new: NewToken, now_s: float) -> FinishReason | None:
         """Take the next token; the reason if it is the last."""

@@ -20,7 +20,7 @@ FINALIZER: Final = f"{GROUP}/replicas"
 # Lets a deletion end although the agent that owns a replica cannot be reached.
 FORCE_DELETE: Final = f"{GROUP}/force-delete"
 
-SUPPORTED_MODES: Final = (ExecutionMode.LANES, ExecutionMode.MIXED_BATCH)
+SUPPORTED_MODES: Final = tuple(mode for mode in ExecutionMode if mode is not ExecutionMode.DISAGGREGATED)
 
 
 class Condition(TypedDict):
@@ -192,7 +192,7 @@ _IGNORED: Final = ("hostMemory", "nvme", "idleTimeout", "prefetch")
 def _unsupported(spec: _Spec, mode: ExecutionMode, kv_cache: Mapping[str, Any]) -> list[str]:
     found = []
     if mode not in SUPPORTED_MODES:
-        found.append(f"spec.execution.mode: {mode} (use {' or '.join(SUPPORTED_MODES)})")
+        found.append(f"spec.execution.mode: {mode} (use one of {', '.join(SUPPORTED_MODES)})")
     if kv_cache.get("dtype", "auto") != "auto":
         found.append(f"spec.kvCache.dtype: {kv_cache['dtype']} (use auto)")
     if "scaling" in spec:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
 import pytest
 
 from engine.bench.sse_server import DONE, END, ROLE, SSE_HEAD, Script, SseServer, closing, piece, refusal, text
+from tidelane.engine.bench.client import CannotAsk
 from tidelane.engine.bench.load import Progress, generate
 from tidelane.engine.bench.outcome import Failure, Outcome
 from tidelane.engine.bench.traffic import Arrival, Traffic
@@ -34,6 +36,40 @@ async def test_what_is_asked() -> None:
     assert strict["stream"] is True
     assert "ignore_eos" not in plain
     assert plain["messages"] == strict["messages"]  # one seed, one prompt
+
+
+def counting(body: dict[str, Any], template: int, per_word: int) -> Script:
+    """A server whose template adds `template` tokens and to which each word is `per_word`."""
+    tokens = template + per_word * len(body["messages"][0]["content"].split())
+    usage = {"prompt_tokens": tokens, "completion_tokens": 1}
+    return (SSE_HEAD, piece(text("a") | {"usage": usage}, {"choices": [], "usage": usage}, DONE), END)
+
+
+@pytest.mark.parametrize(("template", "per_word", "told"), [(30, 1, 300), (0, 1, 300), (11, 3, 299)])
+async def test_prompts_are_measured_by_what_the_server_counts(template: int, per_word: int, told: int) -> None:
+    traffic = Traffic((Arrival(0.0, 300, 1),), 1.0)
+    async with SseServer(lambda body: counting(body, template, per_word)).running() as server:
+        run = await generate(server.url, "m", traffic, exact_prompts=True)
+    (outcome,) = run.outcomes
+    assert outcome.input_tokens == told  # as near as whole words come
+    assert len(server.bodies) == 3
+    assert [body["max_tokens"] for body in server.bodies[:2]] == [1, 1]
+    assert outcome.sent_s < 0.5  # time starts after the measuring
+
+
+async def test_a_server_that_refuses_what_is_asked_is_told_at_once() -> None:
+    async with SseServer(lambda body: (refusal(404, "no model 'm'"),)).running() as server:
+        with pytest.raises(CannotAsk, match="404: no model 'm'"):
+            await generate(server.url, "m", Traffic((Arrival(0.0, 5, 8),) * 20, 1.0), exact_prompts=True)
+    assert len(server.bodies) == 1
+
+
+async def test_a_server_that_counts_nothing_is_asked_by_words() -> None:
+    script = (SSE_HEAD, piece(text("a"), DONE), END)
+    async with SseServer(lambda body: script).running() as server:
+        await generate(server.url, "m", ONE, exact_prompts=True)
+    assert len(server.bodies[-1]["messages"][0]["content"].split()) == 5
+    assert len(server.bodies) == 2
 
 
 async def test_tokens_are_counted_by_usage_and_not_by_pieces_of_text() -> None:

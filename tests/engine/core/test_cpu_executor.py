@@ -9,7 +9,7 @@ from typing_extensions import override
 from tidelane.engine.bench.in_process import InProcessEngine
 from tidelane.engine.channel import Tokens
 from tidelane.engine.model.batch import RaggedBatch
-from tidelane.engine.model.forward import SlicedModel
+from tidelane.engine.model.forward import Batch, SlicedModel
 from tidelane.engine.model.loading import LoadedModel, load
 from tidelane.engine.request import FinishReason, Request, Sampling
 from tidelane.rpc.wire import ExecutionMode
@@ -23,7 +23,8 @@ class Poisoned(SlicedModel):
     """Fails as no one foresaw when it meets a certain token."""
 
     @override
-    def embed(self, batch: RaggedBatch) -> torch.Tensor:
+    def embed(self, batch: Batch) -> torch.Tensor:
+        assert isinstance(batch, RaggedBatch)
         if len(batch.segments) == 1 and POISON in batch.tokens[:1].tolist() and len(batch.tokens) == 3:
             raise IndexError("not foreseen")
         return super().embed(batch)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelane.engine.lanes.partition import MAX_SPLITS, Partition, partition_table
+from tidelane.engine.lanes.partition import MAX_SPLITS, Partition, partition_table, sm_group, sm_table
 
 
 def test_two_cores_have_one_split_and_one_core_has_none() -> None:
@@ -35,3 +35,26 @@ def test_every_split_uses_each_unit_once_and_gives_both_sides_the_minimum(units:
 def test_nonsense_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
         partition_table(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("units", "capability", "group", "decode"),
+    [
+        pytest.param(132, (9, 0), 8, [8, 24, 48, 64, 80, 104, 120], id="H200 and H100"),
+        pytest.param(108, (8, 0), 4, [4, 20, 36, 52, 72, 88, 104], id="A100"),
+        pytest.param(142, (8, 9), 4, [4, 28, 48, 68, 92, 116, 136], id="L40S"),
+        pytest.param(128, (8, 9), 4, [4, 24, 44, 64, 84, 104, 124], id="RTX 4090"),
+        pytest.param(20, (8, 7), 4, [4, 8, 12, 16], id="small"),
+        pytest.param(7, (8, 7), 4, [], id="too small to be split"),
+    ],
+)
+def test_gpus(units: int, capability: tuple[int, int], group: int, decode: list[int]) -> None:
+    table = sm_table(units, capability)
+    assert sm_group(capability) == group
+    assert [row.decode_units for row in table.splits] == decode
+    assert table.whole == Partition(units, units)
+
+
+def test_a_gpu_before_volta_has_no_lanes() -> None:
+    with pytest.raises(ValueError, match="no green contexts"):
+        sm_table(28, (6, 1))

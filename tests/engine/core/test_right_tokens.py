@@ -21,6 +21,8 @@ from tidelane.engine.channel import ToFront, Tokens
 from tidelane.engine.model.loading import LoadedModel, load
 from tidelane.engine.model.store import default_store, resolve
 from tidelane.engine.request import FinishReason, Request, Sampling
+from tidelane.engine.scheduling.plan import Objective
+from tidelane.engine.slo import Slo
 from tidelane.rpc.wire import ExecutionMode
 
 from .models import FAMILIES, save
@@ -28,6 +30,7 @@ from .models import FAMILIES, save
 LENGTHS = (1, 2, 3, 5, 8, 13, 16, 17, 31, 32, 33, 64, 100, 150, 255, 256, 400, 700, 1200, 2000)
 NEW_TOKENS = 8
 TIE = 1e-4
+LIVE_MODES = [mode for mode in ExecutionMode if mode is not ExecutionMode.DISAGGREGATED]
 # Two cores named twice: the splits of a machine of four, 1|3, 2|2 and 3|1.
 CORES = (0, 1, 0, 1)
 
@@ -126,7 +129,7 @@ def roving(oracle: Oracle, engine: InProcessEngine) -> int:
         low, high = next(bounds)
         engine.ledger.objective = replace(engine.ledger.objective, min_decode_share=low, max_decode_share=high)
         if chance.random() < 0.1:
-            engine.desk.mode = chance.choice([ExecutionMode.LANES, ExecutionMode.MIXED_BATCH])
+            engine.desk.mode = chance.choice(LIVE_MODES)
 
     engine.desk.heard = jump
     flips = batched(oracle, engine)
@@ -177,10 +180,18 @@ CASES = [
 ]
 
 
+OTHER_POLICIES = [
+    (mode, "batched") for mode in (ExecutionMode.AUTO, ExecutionMode.CHUNKED_PREFILL, ExecutionMode.STATIC_LANES)
+]
+# No target holds anyone back, and passes are the smallest there are, so that prefill and decode overlap: what the
+# policies do must not depend on how busy this machine is.
+ANY_TIME = Objective(Slo(ttft_s=0.001, tpot_s=100.0))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "way"), CASES)
+@pytest.mark.parametrize(("mode", "way"), CASES + OTHER_POLICIES)
 def test_tiny_models(tiny: Oracle, mode: ExecutionMode, way: str) -> None:
-    with InProcessEngine(tiny.loaded, cores=CORES, mode=mode, kv_blocks=800) as engine:
+    with InProcessEngine(tiny.loaded, cores=CORES, mode=mode, kv_blocks=800, objective=ANY_TIME) as engine:
         flips = WAYS[way](tiny, engine)
         assert flips <= 2
         assert engine.ledger.pool.free == 800
@@ -191,7 +202,7 @@ def test_tiny_models(tiny: Oracle, mode: ExecutionMode, way: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "way"), CASES)
 def test_the_built_in_model(builtin: Oracle, mode: ExecutionMode, way: str) -> None:
-    with InProcessEngine(builtin.loaded, cores=CORES, mode=mode, kv_blocks=800) as engine:
+    with InProcessEngine(builtin.loaded, cores=CORES, mode=mode, kv_blocks=800, objective=ANY_TIME) as engine:
         flips = WAYS[way](builtin, engine)
         assert flips <= 2
         assert engine.ledger.pool.free == 800

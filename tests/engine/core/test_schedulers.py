@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidelane.engine.channel import RefusalReason, Refused
+from tidelane.engine.channel import ForLoop, RefusalReason, Refused, Submit
 from tidelane.engine.lanes.partition import Partition
 from tidelane.engine.request import FinishReason, Request, ServiceTier
 from tidelane.engine.scheduling.plan import Objective, PrefillSlice
@@ -16,7 +16,7 @@ from tidelane.engine.usage import Use
 
 from .virtual import SLO, World, request
 
-POLICIES = ("Lanes", "MixedBatch")
+POLICIES = ("Lanes", "Auto", "ChunkedPrefill", "ChunkedByBudget", "MixedBatch")
 
 
 @st.composite
@@ -55,7 +55,7 @@ def test_every_request_ends_once_with_its_tokens_and_every_block_comes_back(
         while by_turn and by_turn[0][0] <= turn:
             _, kind, which = by_turn.pop(0)
             if kind == "switch":
-                world.desk.policy_name = POLICIES[which % 2]
+                world.desk.policy_name = POLICIES[which % len(POLICIES)]
             elif which < len(requests):
                 aborted.add(requests[which].id)
                 world.abort(requests[which].id)
@@ -291,3 +291,20 @@ def test_a_launch_that_never_comes_back_is_noticed() -> None:
     assert world.ledger.still_for_s(50.0 + 200.0) == 200.0
     world.run()
     assert world.ledger.still_for_s(1000.0) == 0.0
+
+
+def test_a_prompt_never_starts_before_it_arrived() -> None:
+    world = World(policy="Lanes")
+    late = request("late", arrival_s=0.5)
+
+    def arrives_during_the_turn() -> list[ForLoop]:
+        world.clock.now_s = 0.5
+        return [Submit(late)]
+
+    world.desk.messages = arrives_during_the_turn  # type: ignore[method-assign]
+    world.turn()
+    world.desk.messages = list  # type: ignore[method-assign]
+    world.run()
+    ((timeline, _),) = world.ended
+    assert timeline is not None
+    assert timeline.queue_s == 0

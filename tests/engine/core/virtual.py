@@ -6,20 +6,53 @@ import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from tidelane.engine.channel import Abort, AboutRequest, RefusalReason, Refused, Submit, ToFront, Tokens
+from tidelane.engine.channel import Abort, ForLoop, RefusalReason, Refused, Submit, ToFront, Tokens
+from tidelane.engine.estimation.estimates import Contention, Estimates, Phase
+from tidelane.engine.estimation.passes import PassTimes
 from tidelane.engine.execution.executor import Completion, Sampled
-from tidelane.engine.lanes.partition import PartitionTable, partition_table
+from tidelane.engine.lanes.partition import Partition, PartitionTable, partition_table
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.loop import Loop
 from tidelane.engine.request import FinishReason, NewToken, Request, Sampling, ServiceTier
-from tidelane.engine.scheduling.lanes import LanesScheduler
-from tidelane.engine.scheduling.mixed import MixedScheduler
 from tidelane.engine.scheduling.plan import DecodeBatch, Objective, Plan, PrefillSlice, Scheduler
+from tidelane.engine.scheduling.policies import policy as make_policy
 from tidelane.engine.sequence import Sequence
 from tidelane.engine.slo import Slo, Timeline
 from tidelane.engine.usage import Usage
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.1)
+
+# What the virtual executor's passes take on one unit: a decode step at all, each sequence in it, and a token's layer.
+STEP_S = 0.02
+SEQUENCE_S = 0.001
+TOKEN_LAYER_S = 0.0001
+
+
+def true_estimates(units: int, layers: int) -> Estimates:
+    """Predictions that the virtual executor keeps to exactly."""
+    sizes = range(1, units + 1)
+    token_s = TOKEN_LAYER_S * layers
+    decode = {n: PassTimes((1,), (STEP_S / n**0.5,), sequence_s=SEQUENCE_S / n**0.5) for n in sizes}
+    prefill = {n: PassTimes((0, 1024), (0.0, 1024 * token_s / n)) for n in sizes}
+    fused = PassTimes(
+        (0, 1024),
+        (STEP_S / units**0.5, STEP_S / units**0.5 + 1024 * token_s / units),
+    )
+    return Estimates(
+        {Phase.DECODE: decode, Phase.PREFILL: prefill, Phase.FUSED: {units: fused}}, Contention(1.0, 1.0, 1.0)
+    )
+
+
+def _policies() -> dict[str, Scheduler]:
+    """One of each that a single device may run, by the name of its mode."""
+    return {
+        "Lanes": make_policy("lanes"),
+        "Auto": make_policy("auto"),
+        "ChunkedPrefill": make_policy("chunked", chunk_tokens=16),
+        "ChunkedByBudget": make_policy("chunked"),
+        "MixedBatch": make_policy("mixed", "own"),
+        "StaticLanes": make_policy("static", split=Partition(1, 3)),
+    }
 
 
 @dataclass
@@ -78,9 +111,9 @@ class VirtualExecutor:
         assert used + units <= self.units, f"{units} units asked for, {used} of {self.units} are at work"
         seconds = 0.0
         if decode is not None:
-            seconds += (0.02 + 0.001 * len(decode.ids)) / units**0.5
+            seconds += (STEP_S + SEQUENCE_S * len(decode.ids)) / units**0.5
         if prefill is not None:
-            seconds += 0.0001 * prefill.tokens * (prefill.last_layer - prefill.first_layer) / units
+            seconds += TOKEN_LAYER_S * prefill.tokens * (prefill.last_layer - prefill.first_layer) / units
         failure = "made to fail" if self.fail(prefill) else None
         sampled = () if failure else self._sampled(decode, prefill)
         now_s = self.clock.now_s
@@ -105,14 +138,14 @@ class MemoryDesk:
     """Messages in lists instead of sockets."""
 
     def __init__(self, policy: str) -> None:
-        self.inbox: list[AboutRequest] = []
+        self.inbox: list[ForLoop] = []
         self.sent: list[ToFront] = []
         self.policy_name = policy
 
     def wait(self) -> None:
         return
 
-    def messages(self) -> list[AboutRequest]:
+    def messages(self) -> list[ForLoop]:
         messages, self.inbox = self.inbox, []
         return messages
 
@@ -143,7 +176,7 @@ class World:
         self.clock = VirtualClock()
         self.ended: list[tuple[Timeline | None, Slo]] = []
         self.desk = MemoryDesk(policy)
-        self.policies = policies or {"Lanes": LanesScheduler(max_pass_tokens=64), "MixedBatch": MixedScheduler()}
+        self.policies = policies or _policies()
         self.ledger = Ledger(
             table=table or partition_table(units),
             layers=layers,
@@ -151,6 +184,7 @@ class World:
             blocks=blocks,
             queue_limit=queue_limit,
             objective=objective or Objective(SLO),
+            estimates=true_estimates(units, layers),
             ended=lambda timeline, slo: self.ended.append((timeline, slo)),
         )
         self.executor = VirtualExecutor(self.clock, units, layers, self.ledger.sequences, fail)

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidelane.engine.estimation.estimates import LARGEST_CORRECTION, Contention, Estimates, Phase
+from tidelane.engine.estimation.guard import cell_of
 from tidelane.engine.estimation.passes import PassTimes, PassWork, decode_work, prefill_work
 
 DECODE = {8: PassTimes((1, 64), (0.02, 0.03), 0.0, 4e-7, 1e-5), 32: PassTimes((1, 64), (0.01, 0.015), 0.0, 1e-7, 1e-5)}
@@ -141,6 +142,32 @@ def test_learning_leaves_the_estimates_it_came_from_as_they_were() -> None:
 def test_the_guard_counts_only_beside_prefill_and_learns() -> None:
     alone_s = ESTIMATES.seconds(Phase.DECODE, 8, STEP)
     assert ESTIMATES.guarded_decode_s(8, STEP, None) == alone_s
-    assert ESTIMATES.guarded_decode_s(8, STEP, CHUNK) == pytest.approx(1.3 * alone_s)
+    assert ESTIMATES.guarded_decode_s(8, STEP, cell_of(STEP, CHUNK)) == pytest.approx(1.3 * alone_s)
     learned = ESTIMATES.learned_beside(8, STEP, CHUNK, 1.5 * alone_s)
-    assert learned.guarded_decode_s(8, STEP, CHUNK) == pytest.approx(1.5 * alone_s)
+    assert learned.guarded_decode_s(8, STEP, cell_of(STEP, CHUNK)) == pytest.approx(1.5 * alone_s)
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(1, 500), st.floats(0, 1e-2)), min_size=1, max_size=6),
+    pair_s=st.sampled_from([0.0, 1e-9, 1e-7]),
+    have=st.integers(0, 700),
+    start=st.integers(0, 2000),
+    limit_s=st.floats(0, 0.1),
+    most=st.integers(1, 3000),
+)
+def test_the_most_tokens_in_time_are_the_most(
+    steps: list[tuple[int, float]], pair_s: float, have: int, start: int, limit_s: float, most: int
+) -> None:
+    knots = tuple(accumulate(step for step, _ in steps))
+    times = PassTimes(knots, tuple(accumulate(rise for _, rise in steps)), pair_s, 1e-8, 1e-5)
+    beside = decode_work(have, 10 * have)
+
+    def seconds(tokens: int) -> float:
+        return times.seconds(beside + prefill_work(((start, start + tokens),)))
+
+    found = times.most_tokens(beside, start, limit_s, most)
+    assert 0 <= found <= most
+    if found:
+        assert seconds(found) <= limit_s * (1 + 1e-9)
+    if found < most:
+        assert seconds(found + 1) >= limit_s * (1 - 1e-9)

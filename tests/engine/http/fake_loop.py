@@ -20,10 +20,13 @@ import msgspec
 from tidelane.engine.channel import (
     Abort,
     Accepted,
+    Decisions,
+    DecisionsWanted,
     Facts,
     FrontFailed,
     FrontReady,
     Heartbeat,
+    LoggedDecision,
     RefusalReason,
     Refused,
     ToFront,
@@ -31,7 +34,9 @@ from tidelane.engine.channel import (
     ToLoop,
     loop_end,
 )
+from tidelane.engine.lanes.partition import Partition
 from tidelane.engine.request import FinishReason, NewToken, Request, TokenLogprob
+from tidelane.engine.scheduling.plan import Decision
 from tidelane.engine.slo import Slo, Timeline
 
 PATIENCE_S = 20.0  # how long a test waits for what must happen before it fails
@@ -79,6 +84,9 @@ class _State:
     front_failed: str | None = None
     allowed_steps: float = math.inf
     steps: int = 0
+    decisions: list[LoggedDecision] = field(default_factory=list)
+    asked: list[DecisionsWanted] = field(default_factory=list)
+    deaf: bool = False  # to questions about decisions
     beating: bool = True
     beat: dict[str, Any] = field(default_factory=dict)
     draining: bool = False
@@ -135,6 +143,15 @@ class FakeLoop:
     def set_beat(self, *, beating: bool = True, draining: bool = False, **fields: Any) -> None:
         """What heartbeats say from now on, or that there are none."""
         self._change(beating=beating, draining=draining, beat=fields)
+
+    def ignore_questions(self) -> None:
+        """Leaves questions about decisions unanswered, as a loop that is stuck does."""
+        self._change(deaf=True)
+
+    @property
+    def asked(self) -> list[DecisionsWanted]:
+        with self._condition:
+            return list(self._state.asked)
 
     def reset(self) -> None:
         """Back to the start, for the next test; what runs is forgotten."""
@@ -231,6 +248,11 @@ class FakeLoop:
             state.aborted.append(message)
             state.running.pop(message.request_id, None)
             return
+        if isinstance(message, DecisionsWanted):
+            state.asked.append(message)
+            if not state.deaf:
+                self._send(Decisions(message.number, tuple(state.decisions[-message.limit :])))
+            return
         request = message.request
         state.submitted.append(request)
         script = state.scripts.popleft() if state.scripts else Script()
@@ -267,12 +289,27 @@ class FakeLoop:
         if not state.running or state.steps >= state.allowed_steps:
             return False
         state.steps += 1
+        state.decisions.append(self._decision())
         for running in list(state.running.values()):
             message = self._next(running)
             self._send(message)
             if message.finish is not None:
                 del state.running[running.request.id]
         return True
+
+    def _decision(self) -> LoggedDecision:
+        running = len(self._state.running)
+        return LoggedDecision(
+            time_s=time.monotonic(),
+            why=Decision("scripted", running, 0, budget_s=0.05, step_s=0.04),
+            partition=Partition(1, 1),
+            fused=False,
+            decode_sequences=running,
+            prefill_tokens=0,
+            layers=None,
+            admitted=0,
+            preempted=0,
+        )
 
     def _next(self, running: _Running) -> Tokens:
         request, script = running.request, running.script

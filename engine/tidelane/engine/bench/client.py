@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tidelane.engine.bench.http_stream import Answer, BrokenAnswer, Target, exchange
 from tidelane.engine.bench.outcome import Failure, Outcome
-from tidelane.engine.bench.prompts import prompt_of
+from tidelane.engine.bench.prompts import Ruler, prompt_of
 from tidelane.engine.bench.traffic import Arrival
 
 _DONE = b"[DONE]"
+# Words of the two prompts by which a server's counting is measured.
+_RULED = (8, 40)
+
+
+class CannotAsk(ValueError):
+    """Nothing answers there, or it refuses what is asked; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,7 @@ class ChatClient:
     ignore_eos: bool = True
     timeout_s: float = 600.0
     headers: Mapping[str, str] = field(default_factory=dict)
+    ruler: Ruler = field(default_factory=Ruler)
 
     async def ask(self, arrival: Arrival, prompt_seed: str) -> Outcome:
         """Whatever goes wrong is in the outcome."""
@@ -57,10 +64,25 @@ class ChatClient:
             detail,
         )
 
+    async def measured(self) -> ChatClient:
+        """The same client, once it knows by two requests how the server counts; as it is if the server tells nothing.
+
+        They take one token each, before the traffic starts. Raises CannotAsk where the traffic would fare no better.
+        """
+        counted: list[tuple[int, int]] = []
+        for words in _RULED:
+            outcome = await self.ask(Arrival(0.0, self.ruler.words(words), 1), f"ruler:{words}")
+            if outcome.failure in (Failure.NO_CONNECTION, Failure.BAD_REQUEST):
+                raise CannotAsk(outcome.detail)
+            if outcome.failure is not None or outcome.input_tokens is None:
+                return self
+            counted.append((words, outcome.input_tokens))
+        return replace(self, ruler=Ruler.between(*counted))
+
     def _body(self, arrival: Arrival, prompt_seed: str) -> bytes:
         body = {
             "model": self.model,
-            "messages": [{"role": "user", "content": prompt_of(arrival.input_tokens, prompt_seed)}],
+            "messages": [{"role": "user", "content": prompt_of(self.ruler.words(arrival.input_tokens), prompt_seed)}],
             "max_tokens": arrival.output_tokens,
             "temperature": 0,
             "stream": True,

@@ -18,8 +18,7 @@ from typing_extensions import override
 from tidelane.engine.bench.in_process import InProcessEngine
 from tidelane.engine.bench.ratio import Measured, Ratio, interleaved
 from tidelane.engine.lanes.cores import CoreLane
-from tidelane.engine.model.batch import RaggedBatch
-from tidelane.engine.model.forward import SlicedModel
+from tidelane.engine.model.forward import Batch, SlicedModel
 from tidelane.engine.model.loading import LoadedModel
 from tidelane.engine.request import Request, Sampling
 from tidelane.engine.slo import percentile
@@ -170,14 +169,14 @@ class _TimedModel(SlicedModel):
         self.busy_s = 0.0
 
     @override
-    def embed(self, batch: RaggedBatch) -> torch.Tensor:
+    def embed(self, batch: Batch) -> torch.Tensor:
         start_s = time.monotonic()
         out = super().embed(batch)
         self.busy_s += time.monotonic() - start_s
         return out
 
     @override
-    def run(self, hidden: torch.Tensor, batch: RaggedBatch, first: int, last: int) -> torch.Tensor:
+    def run(self, hidden: torch.Tensor, batch: Batch, first: int, last: int) -> torch.Tensor:
         start_s = time.monotonic()
         out = super().run(hidden, batch, first, last)
         self.busy_s += time.monotonic() - start_s

@@ -13,8 +13,8 @@ from typing import Self
 
 import torch
 
-from tidelane.engine.assembly import warm_up
 from tidelane.engine.channel import Abort, AboutRequest, Accepted, Refused, Submit, ToFront, Tokens
+from tidelane.engine.execution.calibration import calibrate
 from tidelane.engine.execution.cpu import CpuExecutor
 from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.lanes.cores import CpuLanes, leave_compute_to_lanes
@@ -24,9 +24,8 @@ from tidelane.engine.loop import Loop
 from tidelane.engine.model.forward import SlicedModel
 from tidelane.engine.model.loading import LoadedModel
 from tidelane.engine.request import FinishReason, Request
-from tidelane.engine.scheduling.lanes import LanesScheduler
-from tidelane.engine.scheduling.mixed import MixedScheduler
 from tidelane.engine.scheduling.plan import Objective, Scheduler
+from tidelane.engine.scheduling.policies import live_policies
 from tidelane.engine.slo import Slo, Timeline
 from tidelane.engine.usage import Usage
 from tidelane.engine.wakeup import Wakeup
@@ -107,11 +106,8 @@ class InProcessEngine:
         model = model or SlicedModel(loaded.module)
         self.lanes = lanes = CpuLanes(cores, table or partition_table(len(cores)))
         self.pool = DevicePool.allocate(layout, kv_blocks, loaded.facts.dtype, torch.device("cpu"))
-        warm_up(model, self.pool, lanes)
-        self.schedulers: Mapping[str, Scheduler] = schedulers or {
-            ExecutionMode.LANES: LanesScheduler(),
-            ExecutionMode.MIXED_BATCH: MixedScheduler(),
-        }
+        estimates = calibrate(model, self.pool, lanes)
+        self.schedulers: Mapping[str, Scheduler] = schedulers or live_policies(lanes.table)
         self._wakeup = Wakeup()
         self.ended: list[tuple[Timeline | None, Slo]] = []
         self.desk = MemoryDesk(self._wakeup, mode)
@@ -122,6 +118,7 @@ class InProcessEngine:
             blocks=kv_blocks,
             queue_limit=queue_limit,
             objective=objective or Objective(LOOSE_SLO),
+            estimates=estimates,
             ended=self._note_end,
         )
         self.executor = CpuExecutor(model, self.pool, lanes, self.ledger.sequences, self._wakeup.notify, clock)
@@ -187,5 +184,3 @@ class InProcessEngine:
 
     def _note_end(self, timeline: Timeline | None, slo: Slo) -> None:
         self.ended.append((timeline, slo))
-        if timeline is not None:
-            self.schedulers[self.desk.mode].request_ended(timeline, slo)

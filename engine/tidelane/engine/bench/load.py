@@ -42,15 +42,22 @@ async def generate(
     seed: int = 0,
     ignore_eos: bool = True,
     timeout_s: float = 600.0,
+    exact_prompts: bool = False,
     tell: Callable[[Progress], None] | None = None,
 ) -> LoadRun:
-    """Send `traffic` to the chat route of the server at `url`, and wait for the last answer."""
+    """Send `traffic` to the chat route of the server at `url`, and wait for the last answer.
+
+    With `exact_prompts` two short requests come first, to measure prompts by.
+    """
     start_s = time.monotonic()
 
     def clock() -> float:
         return time.monotonic() - start_s
 
     client = ChatClient(Target.parse(url), model, clock, ignore_eos, timeout_s)
+    if exact_prompts:
+        client = await client.measured()
+        start_s = time.monotonic()
     lag_s: list[float] = []
     outcomes: list[Outcome] = []
     due = len(traffic.arrivals)

@@ -35,9 +35,10 @@ class Meter:
         if self._console.is_terminal:
             self._bar.stop()
 
-    def tell(self, text: str, done: int = 0) -> None:
+    def tell(self, text: str, done: int = 0, total: int | None = None) -> None:
+        """`total` where it was not known before."""
         if self._console.is_terminal:
-            self._bar.update(self._task, description=text, completed=done)
+            self._bar.update(self._task, description=text, completed=done, total=total)
         elif text != self._text:
             self._line(text)
         self._text = text
@@ -59,7 +60,7 @@ class LoadMeter(Meter):
         if progress.elapsed_s < self._next_s:
             return
         self._next_s += self._every_s
-        text = f"{progress.done} of {self._requests} requests answered, {progress.open} under way"
+        text = f"{progress.done - progress.failed} of {self._requests} requests answered, {progress.open} under way"
         if progress.failed:
             text += f", {progress.failed} failed"
         self.tell(text, progress.done)

@@ -1,8 +1,9 @@
-"""Prompts of about a wanted number of tokens, without the server's tokenizer."""
+"""Prompts of a wanted number of tokens, without the server's tokenizer: it is measured by what it counts."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 # Short common words, each one token (with the space before it) to any tokenizer that learned from English text.
 _WORDS = """
@@ -15,7 +16,27 @@ _WORDS = """
 """.split()  # noqa: SIM905 - a literal list would fill the screen
 
 
-def prompt_of(tokens: int, seed: str) -> str:
-    """Words that make about `tokens` tokens; another seed gives another text, so that no two share a prefix."""
+@dataclass(frozen=True, slots=True)
+class Ruler:
+    """How long prompts come out at one server: `words` of ours cost `tokens_per_word` each, and what its chat template
+    puts around them costs `template_tokens`."""
+
+    template_tokens: float = 0.0
+    tokens_per_word: float = 1.0
+
+    @staticmethod
+    def between(short: tuple[int, int], long: tuple[int, int]) -> Ruler:
+        """From two prompts of (words, tokens)."""
+        per_word = (long[1] - short[1]) / (long[0] - short[0])
+        if per_word <= 0:
+            return Ruler()  # a server that counts something else
+        return Ruler(short[1] - per_word * short[0], per_word)
+
+    def words(self, tokens: int) -> int:
+        return max(1, round((tokens - self.template_tokens) / self.tokens_per_word))
+
+
+def prompt_of(words: int, seed: str) -> str:
+    """`words` words, about as many tokens; another seed gives another text, so that no two share a prefix."""
     draw = random.Random(seed)
-    return " ".join(draw.choices(_WORDS, k=max(1, tokens)))
+    return " ".join(draw.choices(_WORDS, k=words))

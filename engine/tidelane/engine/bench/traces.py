@@ -4,30 +4,60 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from tidelane.engine.bench.traffic import Arrival, Traffic
 
+# Mooncake's trace tells arrivals to the tick.
+MOONCAKE_TICK_S = 3.0
 # Beyond these a trace is surely broken; the time is that of about 30,000 years in milliseconds.
 _MOST_TOKENS: Final = 10_000_000
 _LATEST: Final = 1e15
+
+
+class TraceFormat(StrEnum):
+    AZURE = "azure"
+    MOONCAKE = "mooncake"
+    JSONL = "jsonl"
 
 
 class BadTrace(ValueError):
     """The file is not a trace that we read; the message names line and field."""
 
 
-def read_trace(path: Path) -> Traffic:
-    """`.csv`: Azure's format; `.jsonl`: Mooncake's. Time starts at the first arrival. Blank lines are passed over."""
-    if path.suffix == ".csv":
-        return _traffic(path, _arrivals(path, _Azure()))
-    if path.suffix == ".jsonl":
-        return _traffic(path, _arrivals(path, _Mooncake()))
-    raise BadTrace(f"{path}: expected a .csv (Azure) or a .jsonl (Mooncake) file")
+def read_trace(path: Path, form: TraceFormat | None = None) -> Traffic:
+    """Time starts at the first arrival. Blank lines are passed over. Without `form`: `.csv` is Azure's, `.jsonl`
+    Mooncake's."""
+    form = form or _FORMATS.get(path.suffix)
+    if form is None:
+        raise BadTrace(f"{path}: expected a .csv (Azure) or a .jsonl (Mooncake) file")
+    lines: _Lines
+    match form:
+        case TraceFormat.AZURE:
+            lines = _Azure()
+        case TraceFormat.MOONCAKE:
+            lines = _JsonLines(_mooncake)
+        case TraceFormat.JSONL:
+            lines = _JsonLines(_plain)
+    return _traffic(path, _arrivals(path, lines))
+
+
+def within_ticks(traffic: Traffic, tick_s: float, seed: int) -> Traffic:
+    """Arrivals moved by a random part of the tick that they were rounded down to."""
+    draw = random.Random(f"ticks:{seed}")
+    moved = [replace(each, at_s=each.at_s + draw.uniform(0.0, tick_s)) for each in traffic.arrivals]
+    start_s = min(each.at_s for each in moved)
+    arrivals = sorted((replace(each, at_s=each.at_s - start_s) for each in moved), key=lambda each: each.at_s)
+    return Traffic(tuple(arrivals), max(1.0, arrivals[-1].at_s))
+
+
+_FORMATS = {".csv": TraceFormat.AZURE, ".jsonl": TraceFormat.MOONCAKE}
 
 
 class _Lines(Protocol):
@@ -51,8 +81,11 @@ class _Azure:
         return Arrival(_time_s(row, "TIMESTAMP"), _tokens(row, "ContextTokens"), _tokens(row, "GeneratedTokens"))
 
 
-class _Mooncake:
-    """One object a line: `timestamp` in milliseconds, `input_length`, `output_length`. `hash_ids` are not used yet."""
+class _JsonLines:
+    """One object a line, of which `parse` knows the fields."""
+
+    def __init__(self, parse: Callable[[Mapping[str, Any]], Arrival]) -> None:
+        self._parse = parse
 
     def read(self, line: str) -> Arrival | None:
         try:
@@ -61,8 +94,21 @@ class _Mooncake:
             raise ValueError("nested too deeply") from None
         if not isinstance(row, Mapping):
             raise ValueError("expected an object")
-        time_ms = _number(row, "timestamp", _LATEST)
-        return Arrival(time_ms / 1000, _tokens(row, "input_length"), _tokens(row, "output_length"))
+        return self._parse(row)
+
+
+def _mooncake(row: Mapping[str, Any]) -> Arrival:
+    """`timestamp` in milliseconds, `input_length`, `output_length`; `hash_ids` for each 512 tokens of the prompt."""
+    blocks = row.get("hash_ids", [])
+    if not isinstance(blocks, list) or not all(type(block) is int for block in blocks):
+        raise ValueError("hash_ids: expected a list of whole numbers")
+    time_ms = _number(row, "timestamp", 0, _LATEST)
+    return Arrival(time_ms / 1000, _tokens(row, "input_length"), _tokens(row, "output_length"), hash_ids=tuple(blocks))
+
+
+def _plain(row: Mapping[str, Any]) -> Arrival:
+    """`at_s`, `input_tokens`, `output_tokens`."""
+    return Arrival(_number(row, "at_s", 0, _LATEST), _tokens(row, "input_tokens"), _tokens(row, "output_tokens"))
 
 
 def _arrivals(path: Path, lines: _Lines) -> Iterator[Arrival]:
@@ -89,17 +135,17 @@ def _time_s(row: Mapping[str, str], field: str) -> float:
 
 
 def _tokens(row: Mapping[str, Any], field: str) -> int:
-    return int(_number(row, field, _MOST_TOKENS))
+    return int(_number(row, field, 1, _MOST_TOKENS))
 
 
-def _number(row: Mapping[str, Any], field: str, most: float) -> float:
+def _number(row: Mapping[str, Any], field: str, least: float, most: float) -> float:
     value = _given(row, field)
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         number = -1.0
-    if not 0 <= number <= most:  # Nor is it so for NaN.
-        raise ValueError(f"{field}: {str(value)[:50]!r}, expected a number from 0 to {most:.0f}")
+    if not least <= number <= most:  # Nor is it so for NaN.
+        raise ValueError(f"{field}: {str(value)[:50]!r}, expected a number from {least:.0f} to {most:.0f}")
     return number
 
 

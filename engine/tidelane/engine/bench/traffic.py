@@ -11,12 +11,16 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request, due `at_s` after the start. Lengths are what to ask for; the server tells what they came to be."""
+    """One request, due `at_s` after the start. Lengths are what to ask for; the server tells what they came to be.
+
+    `hash_ids` name the blocks of the prompt, where a trace tells: two prompts begin alike as far as these are the same.
+    """
 
     at_s: float
     input_tokens: int
     output_tokens: int
     kind: str = "request"
+    hash_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,21 @@ class Traffic:
         """The same requests, `speed` times as dense."""
         arrivals = tuple(replace(each, at_s=each.at_s / speed) for each in self.arrivals)
         return Traffic(arrivals, self.duration_s / speed)
+
+    @property
+    def rate_rps(self) -> float:
+        return len(self.arrivals) / self.duration_s
+
+    def at_rate(self, rate_rps: float) -> Traffic:
+        """The same requests, so dense that `rate_rps` arrive a second on average."""
+        return self.faster(rate_rps / self.rate_rps)
+
+    def limited(self, requests: int) -> Traffic:
+        """The first `requests` of it."""
+        if requests >= len(self.arrivals):
+            return self
+        arrivals = self.arrivals[:requests]
+        return Traffic(arrivals, max(1.0, arrivals[-1].at_s))
 
     def first(self, duration_s: float) -> Traffic:
         """What arrives in the first `duration_s` seconds."""

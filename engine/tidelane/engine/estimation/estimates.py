@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from tidelane.engine.estimation.guard import GuardTable, cell_of
+from tidelane.engine.estimation.guard import Cell, GuardTable, cell_of
 from tidelane.engine.estimation.interpolation import at_units
 from tidelane.engine.estimation.passes import PassTimes, PassWork
 
@@ -55,7 +55,9 @@ class Estimates:
     guards: GuardTable = field(default_factory=GuardTable)
     # Answers worked out once: a decision asks some fifty times about a dozen places. They follow from the fields above.
     _times_at: dict[tuple[Phase, int], PassTimes] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _factor_at: dict[tuple[Phase, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _found_at: dict[tuple[Phase, int], tuple[PassTimes, float]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         for phase in (Phase.DECODE, Phase.PREFILL):
@@ -64,21 +66,31 @@ class Estimates:
 
     def seconds(self, phase: Phase, units: int, work: PassWork) -> float:
         """Alone on the device: without contention and guard."""
-        place = (phase, units)
-        times = self._times_at.get(place)
-        if times is None:
-            times = self._times_at[place] = self._find_times(phase, units)
-        factor = self._factor_at.get(place)
-        if factor is None:
-            factor = self._factor_at[place] = math.exp(self._correction(phase, units))
+        times, factor = self._at(phase, units)
         return times.seconds(work) * factor
 
-    def guarded_decode_s(self, units: int, work: PassWork, beside: PassWork | None) -> float:
-        """The longest that a decode step on `units` should take while the rest of the device prefills `beside`."""
+    def most_tokens(self, phase: Phase, units: int, beside: PassWork, start: int, limit_s: float, most: int) -> int:
+        """The most tokens of a prompt, `start` of which are done, for which a pass with `beside` takes `limit_s`."""
+        times, factor = self._at(phase, units)
+        return times.most_tokens(beside, start, limit_s / factor, most)
+
+    def _at(self, phase: Phase, units: int) -> tuple[PassTimes, float]:
+        place = (phase, units)
+        found = self._found_at.get(place)
+        if found is None:
+            times = self._times_at.get(place)
+            if times is None:
+                times = self._times_at[place] = self._find_times(phase, units)
+            found = self._found_at[place] = (times, math.exp(self._correction(phase, units)))
+        return found
+
+    def guarded_decode_s(self, units: int, work: PassWork, cell: Cell | None) -> float:
+        """The longest that a decode step on `units` should take while the rest of the device prefills what puts both in
+        `cell`; None: nothing."""
         alone_s = self.seconds(Phase.DECODE, units, work)
-        if beside is None:
+        if cell is None:
             return alone_s
-        return alone_s * self.guards.factor(units, cell_of(work, beside), self.contention.guard)
+        return alone_s * self.guards.factor(units, cell, self.contention.guard)
 
     def learned(self, phase: Phase, units: int, work: PassWork, share: float, seconds: float) -> Estimates:
         """After a pass, or `share` of its layers, took `seconds` alone on the device."""

@@ -11,6 +11,7 @@ terms are those of MuxWise's fits (arXiv 2504.14489: sums of n^2, n*r and n for 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -99,6 +100,38 @@ class PassTimes:
         low, high = knots[at - 1], knots[at]
         return line[at - 1] + (line[at] - line[at - 1]) * (tokens - low) / (high - low)
 
+    def most_tokens(self, beside: PassWork, start: int, limit_s: float, most: int) -> int:
+        """The most tokens of one more prompt, up to `most`, for which a pass with `beside` takes `limit_s`; 0 if none.
+
+        `start` of the prompt's tokens are in the KV cache already. With n tokens the time rises with n, and is
+        a n^2 + b n + c on each piece of the line.
+        """
+        knots, line = self.knots, self.linear_s
+        have, last = beside.tokens, len(self.knots) - 1
+        a = self.pair_s / 2
+        pairs_b = self.pair_s * (start + 0.5)
+        fixed_s = (
+            self.pair_s * beside.pairs + self.context_s * beside.context + self.sequence_s * (beside.sequences + 1)
+        )
+        # The first knot that cannot be reached in time: the answer lies before it, on the piece that ends there.
+        low, high = bisect_right(knots, have), last + 1
+        first = low
+        while low < high:
+            middle = (low + high) // 2
+            n = knots[middle] - have
+            if line[middle] + fixed_s + (a * n + pairs_b) * n <= limit_s:
+                low = middle + 1
+            else:
+                high = middle
+        done = knots[low - 1] - have if low > first else 0
+        if low == 0 or last == 0:
+            slope, base_s = 0.0, line[0]
+        else:
+            piece = min(low, last)
+            slope = (line[piece] - line[piece - 1]) / (knots[piece] - knots[piece - 1])
+            base_s = line[piece - 1] + slope * (have - knots[piece - 1])
+        return min(most, max(done, _largest_root(a, slope + pairs_b, base_s + fixed_s - limit_s, most)))
+
     def scaled(self, factor: float) -> PassTimes:
         return PassTimes(
             self.knots,
@@ -107,6 +140,15 @@ class PassTimes:
             self.context_s * factor,
             self.sequence_s * factor,
         )
+
+
+def _largest_root(a: float, b: float, c: float, most: int) -> int:
+    """The largest whole n from 0 to `most` with a n^2 + b n + c <= 0, for a and b at least 0; 0 if there is none."""
+    if c > 0:
+        return 0
+    # In the form that loses no digits where a is small.
+    divisor = b + math.sqrt(b * b - 4 * a * c)
+    return min(most, int(-2 * c / divisor)) if divisor else most
 
 
 class RelativeError(NamedTuple):

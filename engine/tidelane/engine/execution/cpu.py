@@ -10,19 +10,15 @@ from collections.abc import Callable, Mapping
 import torch
 
 from tidelane.engine.execution.executor import Completion, Sampled
+from tidelane.engine.execution.outcome import computed_spans, outcome, rows_of
 from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.lanes.cores import CpuLanes
-from tidelane.engine.model.batch import RaggedBatch, Rows
+from tidelane.engine.model.batch import RaggedBatch
 from tidelane.engine.model.forward import SlicedModel
-from tidelane.engine.model.sampling import logprob_of, sample
-from tidelane.engine.request import TokenLogprob
-from tidelane.engine.scheduling.plan import DecodeBatch, Plan, PrefillSlice, Span
+from tidelane.engine.scheduling.plan import DecodeBatch, Plan, PrefillSlice
 from tidelane.engine.sequence import Sequence
 
 _log = logging.getLogger(__name__)
-
-# Rows of logits made at a time for prompt log-probabilities: [256, vocab] floats at once, not [prompt, vocab].
-LOGIT_ROWS = 256
 
 
 class CpuExecutor:
@@ -95,12 +91,11 @@ class CpuExecutor:
 
     def _run(self, decode: DecodeBatch | None, prefill: PrefillSlice | None) -> tuple[Sampled, ...]:
         """One pass over the given layers; what was sampled, if it reached the last layer."""
-        spans = [self._next_token(i) for i in decode.ids] if decode is not None else []
-        spans += prefill.spans if prefill is not None else ()
+        spans = computed_spans(self._sequences, decode, prefill)
         first = prefill.first_layer if prefill is not None else 0
         last = prefill.last_layer if prefill is not None else self._model.layers
         if first == 0:
-            batch = RaggedBatch.build([self._rows(span) for span in spans], self._pool)
+            batch = RaggedBatch.build([rows_of(self._sequences, span) for span in spans], self._pool)
             hidden = self._model.embed(batch)
         else:
             assert prefill is not None
@@ -110,57 +105,4 @@ class CpuExecutor:
             assert prefill is not None
             self._passes[prefill.job] = (batch, hidden)
             return ()
-        return self._sample(spans, batch, hidden[0])
-
-    def _next_token(self, sequence_id: str) -> Span:
-        computed = self._sequences[sequence_id].computed
-        return Span(sequence_id, computed, computed + 1)
-
-    def _rows(self, span: Span) -> Rows:
-        sequence = self._sequences[span.id]
-        return Rows(sequence.tokens[span.start : span.stop], span.start, sequence.blocks)
-
-    def _sample(self, spans: list[Span], batch: RaggedBatch, hidden: torch.Tensor) -> tuple[Sampled, ...]:
-        sequences = [self._sequences[span.id] for span in spans]
-        reports = [
-            self._prompt_logprobs(sequence, span, hidden[segment.first : segment.end])
-            for sequence, span, segment in zip(sequences, spans, batch.segments, strict=True)
-        ]
-        due = [
-            i
-            for i, (sequence, span) in enumerate(zip(sequences, spans, strict=True))
-            if span.stop == len(sequence.tokens) and sequence.request.max_new_tokens > 0
-        ]
-        if not due:
-            return tuple(Sampled(span.id, None, report) for span, report in zip(spans, reports, strict=True))
-        logits = self._model.logits(hidden[[batch.segments[i].end - 1 for i in due]])
-        drawn = sample(
-            logits,
-            [sequences[i].request.sampling for i in due],
-            [sequences[i].tokens for i in due],
-            [sequences[i].output_counts for i in due],
-        )
-        tokens = dict(zip(due, drawn, strict=True))
-        return tuple(
-            Sampled(span.id, tokens.get(i), reports[i], failed=i in tokens and tokens[i] is None)
-            for i, span in enumerate(spans)
-        )
-
-    def _prompt_logprobs(
-        self, sequence: Sequence, span: Span, hidden: torch.Tensor
-    ) -> tuple[TokenLogprob | None, ...] | None:
-        """Log-probabilities of prompt tokens [start, stop), shifted by one: a row tells about the token after it.
-
-        The first token of the prompt has none. `hidden` [span.tokens, hidden size].
-        """
-        alternatives = sequence.request.sampling.prompt_logprobs
-        prompt = sequence.request.prompt
-        if alternatives is None or span.start >= len(prompt) or sequence.prompt_logprobs_sent:
-            return None
-        report: list[TokenLogprob | None] = [None] if span.start == 0 else []
-        targets = prompt[span.start + 1 : span.stop + 1]
-        for first in range(0, len(targets), LOGIT_ROWS):
-            chunk = targets[first : first + LOGIT_ROWS]
-            rows = torch.log_softmax(self._model.logits(hidden[first : first + len(chunk)]), dim=-1)
-            report += [logprob_of(row, token, alternatives) for row, token in zip(rows, chunk, strict=True)]
-        return tuple(report)
+        return outcome(self._model, self._sequences, spans, hidden[0])

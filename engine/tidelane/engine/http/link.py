@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Protocol
 
 from tidelane.engine.channel import (
     Abort,
     Accepted,
+    Decisions,
+    DecisionsWanted,
     Endpoint,
     Facts,
     FrontFailed,
     FrontReady,
     Heartbeat,
+    LoggedDecision,
     Refused,
     Submit,
     ToFront,
@@ -49,6 +53,8 @@ class LoopLink:
         self._event_loop = event_loop
         self._on_facts = on_facts
         self._listeners: dict[str, Listener] = {}
+        self._asked: dict[int, asyncio.Future[tuple[LoggedDecision, ...]]] = {}
+        self._numbers = itertools.count()
         self._turn: asyncio.Handle | None = None
         self.heartbeat: Heartbeat | None = None
         # When the loop last made a step or had nothing to do; its own clock, which is everyone's (CLOCK_MONOTONIC).
@@ -81,8 +87,22 @@ class LoopLink:
         if self._listeners.pop(request_id, None) is not None:
             self._endpoint.send(Abort(request_id, reason))
 
+    async def decisions(self, limit: int) -> tuple[LoggedDecision, ...]:
+        """The loop's last `limit` decisions, the newest last. Raises ApiError when the loop is lost meanwhile."""
+        number = next(self._numbers)
+        answer: asyncio.Future[tuple[LoggedDecision, ...]] = self._event_loop.create_future()
+        self._asked[number] = answer
+        self._endpoint.send(DecisionsWanted(number, limit))
+        try:
+            return await answer
+        finally:
+            del self._asked[number]
+
     def lose(self, error: ApiError) -> None:
         """The loop is dead: every request ends here."""
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(error)
         listeners, self._listeners = self._listeners, {}
         for listener in listeners.values():
             listener.lost(error)
@@ -130,5 +150,12 @@ class LoopLink:
                 if before is None or idle or message.steps != before.steps:
                     self.progress_s = message.time_s
                 self.heartbeat = message
+            case Decisions():
+                self._answer(message)
             case Facts():
                 self._on_facts(message)
+
+    def _answer(self, message: Decisions) -> None:
+        answer = self._asked.get(message.number)
+        if answer is not None and not answer.done():  # whoever asked may have given up
+            answer.set_result(message.decisions)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -21,12 +22,15 @@ from tidelane.engine.http.completions import (
     prompt_logprobs_asked,
 )
 from tidelane.engine.http.edge import arrival_s
-from tidelane.engine.http.errors import NoSuchThing
+from tidelane.engine.http.errors import BadRequest, NoSuchThing
 from tidelane.engine.http.fields import Body, parse
 from tidelane.engine.http.header import AnswerHeader
 from tidelane.engine.http.sequences import Asked, Targets
 from tidelane.engine.http.service import Service
 from tidelane.engine.http.streams import ClientWatch, EventStream, Writer
+
+# What a person looks through; all that are kept come with a larger limit.
+DEFAULT_DECISIONS = 100
 
 
 def routes(service: Service) -> list[Route]:
@@ -79,6 +83,12 @@ def routes(service: Service) -> list[Route]:
     async def metrics(_: Request) -> Response:
         return Response(service.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    async def decisions(request: Request) -> Response:
+        found = await service.decisions(_limit(request))
+        # `now_s` is of the clock that gives `time_s`, so that a reader can tell how old a decision is.
+        answer = {"now_s": service.monotonic_s(), "decisions": found}
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
     return [
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
@@ -87,6 +97,7 @@ def routes(service: Service) -> list[Route]:
         Route("/health", health),
         Route("/ready", ready),
         Route("/metrics", metrics),
+        Route("/debug/decisions", decisions),
     ]
 
 
@@ -94,6 +105,14 @@ async def _fields(service: Service, request: Request) -> dict[str, Any]:
     # Before the body: a server that cannot serve need not read 16 MiB first.
     service.serving_model()
     return await read_json(request, service.limits.body_bytes, service.limits.body_timeout_s)
+
+
+def _limit(request: Request) -> int:
+    text = request.query_params.get("limit", str(DEFAULT_DECISIONS))
+    # Digits of ASCII only, and few: int() also takes "+1", " 1" and what takes long to read.
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0):
+        raise BadRequest("limit must be a whole number, 1 or more.", param="limit", code="invalid_value")
+    return int(text)
 
 
 def _check_model(service: Service, name: str) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tidelane.engine.channel import Facts
+from tidelane.engine.channel import Facts, LoggedDecision
 from tidelane.engine.http.config import Limits
 from tidelane.engine.http.errors import ApiError, Busy, Unavailable
 from tidelane.engine.http.link import LoopLink
@@ -62,6 +62,18 @@ class Service:
             message = f"{self.open_calls} requests are open, the most this server takes."
             raise Busy(message, code="queue_full", retry_after_s=1)
         return self.model
+
+    async def decisions(self, limit: int) -> tuple[LoggedDecision, ...]:
+        """The engine's last `limit` decisions, the newest last; raises what the client is to hear if it tells none."""
+        if self.core_lost:
+            raise core_lost()
+        if self.link.heartbeat is None:
+            raise Unavailable("The engine has decided nothing yet: it loads.", code="loading", retry_after_s=2)
+        try:
+            async with asyncio.timeout(self.limits.heartbeat_age_s):
+                return await self.link.decisions(limit)
+        except TimeoutError as error:
+            raise Unavailable("The engine does not answer.", code="engine_silent", retry_after_s=5) from error
 
     def refusal(self) -> ApiError | None:
         """Why no request can be taken now."""

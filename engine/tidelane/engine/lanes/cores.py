@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -66,6 +66,7 @@ class CpuLanes:
         if table.units != len(cores):
             raise ValueError(f"the table splits {table.units} units, but there are {len(cores)} cores")
         self.table = table
+        self.cores = tuple(cores)
         whole = CoreLane("whole", cores)
         self._decode = {table.units: whole}
         self._prefill = {table.units: whole}
@@ -79,14 +80,14 @@ class CpuLanes:
     def prefill(self, units: int) -> CoreLane:
         return self._prefill[units]
 
-    def warm(self, work: Work) -> None:
-        """Run `work` twice on each lane, one lane after another: a team's first call is slow."""
-        for lane in {*self._decode.values(), *self._prefill.values()}:
-            done = threading.Event()
-            lane.submit(work)
-            lane.submit(work)
-            lane.submit(done.set)
-            done.wait()
+    @property
+    def decode_lanes(self) -> Mapping[int, CoreLane]:
+        """By their number of units, the whole device among them."""
+        return self._decode
+
+    @property
+    def prefill_lanes(self) -> Mapping[int, CoreLane]:
+        return self._prefill
 
     def close(self) -> None:
         for lane in {*self._decode.values(), *self._prefill.values()}:

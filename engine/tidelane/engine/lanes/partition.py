@@ -43,3 +43,21 @@ def partition_table(units: int, *, minimum: int = 1, step: int = 1, most: int = 
     if len(sizes) > most:
         sizes = [sizes[round(i * (len(sizes) - 1) / (most - 1))] for i in range(most)]
     return PartitionTable(units, tuple(Partition(n, units - n) for n in sizes))
+
+
+def sm_group(capability: tuple[int, int]) -> int:
+    """How many SMs a green context is made up of at the least, by the GPU's compute capability (CUDA Driver API).
+
+    A lane is a union of such groups. Below 9.0 the driver would also take steps of half a group; but only groups of
+    one split are sure to be disjoint, and that split cannot make them smaller.
+    """
+    major, _ = capability
+    if major < 7:
+        raise ValueError(f"compute capability {major}.x has no green contexts")
+    return {7: 2, 8: 4}.get(major, 8)
+
+
+def sm_table(units: int, capability: tuple[int, int]) -> PartitionTable:
+    """How a GPU of `units` SMs can be split."""
+    group = sm_group(capability)
+    return partition_table(units, minimum=group, step=group)

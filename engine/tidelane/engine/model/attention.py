@@ -7,6 +7,7 @@ scaled_dot_product_attention.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,6 +24,13 @@ MASKED_ROWS = 512
 
 class UnsupportedAttention(NotImplementedError):
     """The model wants attention that is not plain: soft-capped logits, sinks, a bias."""
+
+
+def refuse_special_attention(options: Mapping[str, object]) -> None:
+    """Raise UnsupportedAttention if transformers passes what we would not heed."""
+    for option in ("softcap", "s_aux", "position_bias"):
+        if options.get(option) is not None:
+            raise UnsupportedAttention(f"this model's attention uses {option}, which is not supported yet")
 
 
 def register() -> None:
@@ -44,9 +52,7 @@ def paged_attention(
     """Returns [1, rows, heads, value_dim]. A sliding window of W lets a token see itself and the W - 1 before it."""
     if ragged is None:
         raise ValueError("paged attention needs its batch: pass ragged= to the model")
-    for option in ("softcap", "s_aux", "position_bias"):
-        if options.get(option) is not None:
-            raise UnsupportedAttention(f"this model's attention uses {option}, which is not supported yet")
+    refuse_special_attention(options)
     layer: int = module.layer_idx  # type: ignore[assignment]
     keys, values = ragged.pool.keys[layer], ragged.pool.values[layer]
     keys.index_copy_(0, ragged.write_slots, key.squeeze(0).transpose(0, 1))
@@ -56,7 +62,7 @@ def paged_attention(
     for segment in ragged.segments:
         rows = segment.end - segment.first
         mine = query.narrow(2, segment.first, rows)
-        attend = _one_query if rows == 1 else _many_queries
+        attend = attend_step if rows == 1 else attend_span
         parts.append(attend(mine, _context(keys, segment), _context(values, segment), scaling, sliding_window))
     return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)), None
 
@@ -73,7 +79,7 @@ def _context(pool: torch.Tensor, segment: Segment) -> torch.Tensor:
 # keys and values [1, kv_heads, context, dim]; they return [1, rows, heads, value_dim].
 
 
-def _one_query(
+def attend_step(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None, window: int | None
 ) -> torch.Tensor:
     """The heads that share a KV head stand as rows of one matrix."""
@@ -84,7 +90,7 @@ def _one_query(
     return out.reshape(1, 1, query.shape[1], values.shape[3])
 
 
-def _many_queries(
+def attend_span(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None, window: int | None
 ) -> torch.Tensor:
     _, heads, rows, dim = query.shape

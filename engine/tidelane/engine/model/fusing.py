@@ -14,6 +14,13 @@ import torch
 from typing_extensions import override
 
 
+def fuse(model: torch.nn.Module) -> None:
+    """All of it, as far as it fits `model`."""
+    fuse_rms_norms(model)
+    fuse_gated_mlps(model)
+    fuse_projections(model)
+
+
 class CpuRmsNorm(torch.nn.Module):
     """weight * x / sqrt(mean(x^2) + eps) (Zhang and Sennrich, arXiv 1910.07467) in float32.
 

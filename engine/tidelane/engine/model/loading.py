@@ -17,8 +17,8 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from tidelane.engine.kv.layout import KVLayout
-from tidelane.engine.model.attention import NAME, register
-from tidelane.engine.model.fusing import fuse_gated_mlps, fuse_projections, fuse_rms_norms
+from tidelane.engine.model import attention, attention_cuda
+from tidelane.engine.model.fusing import fuse
 from tidelane.engine.model.store import BadModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -70,7 +70,8 @@ def load(folder: Path, dtype_name: str, max_context_tokens: int | None, device: 
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    register()
+    paged = attention_cuda if device.type == "cuda" else attention
+    paged.register()
     dtype = _dtype(dtype_name, device)
     _check_counts(folder / "config.json")
     with _fault_of(f"{folder}/config.json"):
@@ -81,15 +82,14 @@ def load(folder: Path, dtype_name: str, max_context_tokens: int | None, device: 
             GenerationConfig.from_pretrained(folder, local_files_only=True)
     with _fault_of(f"cannot load the model in {folder}"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype or "auto", attn_implementation=NAME, local_files_only=True, output_loading_info=True,
+            folder, dtype=dtype or "auto", attn_implementation=paged.NAME, local_files_only=True,
+            output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are in the report; the error that would come names none
         )  # fmt: skip
     module, report = loaded
     _check_weights(folder, report)
     module = module.to(device).eval()
-    fuse_rms_norms(module)
-    fuse_gated_mlps(module)
-    fuse_projections(module)
+    fuse(module)
     _settle_weights(module)
     config = module.config.get_text_config()
     own_limit = getattr(config, "max_position_embeddings", None)

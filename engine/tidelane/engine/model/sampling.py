@@ -51,6 +51,11 @@ def sample(
     return drawn
 
 
+def is_plain(request: Sampling) -> bool:
+    """The likeliest token and nothing else: `sample` would give the argmax of the logits as they are."""
+    return request.temperature <= 0 and request.logprobs is None and not _changes_logits(request)
+
+
 def logprob_of(logprobs: torch.Tensor | None, token_id: int, alternatives: int) -> TokenLogprob | None:
     """The report on one token from its row of log-probabilities [vocab]; None when there is none."""
     if logprobs is None:
@@ -78,15 +83,15 @@ def _shift(row: torch.Tensor, request: Sampling, tokens: Sequence[int], counts: 
     """Bias and penalties, in place. Repetition (CTRL, arXiv 1909.05858) counts prompt and output; presence and
     frequency (OpenAI's API reference) the output alone."""
     if request.logit_bias:
-        ids = torch.tensor([token for token, _ in request.logit_bias])
-        row[ids] += torch.tensor([bias for _, bias in request.logit_bias])
+        ids = torch.tensor([token for token, _ in request.logit_bias], device=row.device)
+        row[ids] += torch.tensor([bias for _, bias in request.logit_bias], device=row.device)
     if request.repetition_penalty != 1.0:
-        seen = torch.tensor(list(set(tokens)))
+        seen = torch.tensor(list(set(tokens)), device=row.device)
         values = row[seen]
         row[seen] = torch.where(values > 0, values / request.repetition_penalty, values * request.repetition_penalty)
     if counts and (request.presence_penalty or request.frequency_penalty):
-        ids = torch.tensor(list(counts))
-        times = torch.tensor([float(n) for n in counts.values()])
+        ids = torch.tensor(list(counts), device=row.device)
+        times = torch.tensor([float(n) for n in counts.values()], device=row.device)
         row[ids] -= request.presence_penalty + request.frequency_penalty * times
     row.clamp_(-LARGEST_LOGIT, LARGEST_LOGIT)
 

@@ -1,103 +1,335 @@
-"""Prefill and decode side by side, each on its lane, prefill in slices of layers.
+"""Prefill and decode side by side, each on its own lane, prefill in slices of layers.
 
-Decode never waits for prefill: a finished prefill joins at the next step, and the border moves only to where both lanes
-are free of what still runs. With one side empty the other has the whole device.
+Decode gets the smallest lane whose predicted step, times the guard, keeps every decoding request within its TPOT
+budget; prefill gets the rest, in slices that end with the step (MuxWise, arXiv 2504.14489). Decode never waits for
+a whole prompt: a finished prefill joins at the next step, and the border moves with whichever lane is free first. With
+one side empty the other has the whole device.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
 
+from tidelane.engine.estimation.estimates import Phase
+from tidelane.engine.estimation.guard import Cell, cell_of
+from tidelane.engine.estimation.passes import NO_WORK, PassWork, decode_work, prefill_work
 from tidelane.engine.lanes.partition import Partition
-from tidelane.engine.scheduling.border import Border, learn, place_border, predicted_step_s
-from tidelane.engine.scheduling.capacity import allot
-from tidelane.engine.scheduling.mixed import MixedScheduler
-from tidelane.engine.scheduling.plan import DecodeBatch, Plan, Prefilling, PrefillSlice, Queued, State
-from tidelane.engine.scheduling.queue import next_spans
-from tidelane.engine.slo import Slo, Timeline
+from tidelane.engine.request import FLEX_RANK
+from tidelane.engine.scheduling.budget import step_budget_s
+from tidelane.engine.scheduling.capacity import Filling, Growth, fill, grow
+from tidelane.engine.scheduling.chunked import ChunkedScheduler
+from tidelane.engine.scheduling.fused import TimeLeft, batch_work, fused_plan, largest_chunk
+from tidelane.engine.scheduling.order import PROMOTED_AFTER_S, Order
+from tidelane.engine.scheduling.plan import (
+    Decision,
+    DecodeBatch,
+    Decoding,
+    Plan,
+    PrefillSlice,
+    Span,
+    State,
+    Waiting,
+)
 
-# How long a slice may run when there is no decode step to end with: bounds how late a new decision can be.
-LONE_SLICE_S = 0.25
+# A pass takes this part of the TTFT target, or the fewest tokens if that is less: all prompts in it are answered at its
+# end, and what comes while it runs waits for that.
+PASS_PART_OF_TTFT = 0.08
+SMALLEST_PASS = 256
+LARGEST_PASS = 8192
+# A fused chunk is at least so large that decode costs no more than this part of it, if the TPOT budget allows.
+DECODE_PART_OF_CHUNK = 0.15
+# The smallest chunk worth fusing.
+SMALLEST_CHUNK = 64
+# To fuse while a step runs, prefill must wait for its end: worth it only for more than this.
+SWITCH_GAIN = 1.1
+# After a prompt has joined, a decode step on the whole device must fit in this part of the TPOT target. `flex` work
+# must leave room for what may come.
+FULL_PART_OF_TPOT = 0.95
+FULL_PART_OF_TPOT_FOR_FLEX = 0.6
+# Of what a typical pass costs on a lane, to tell how fast prompts are worked off there.
+TYPICAL_PASS = prefill_work(((0, 1024),))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """A prefill pass that could be begun, or gone on with; `seconds` are those of all layers, beside decode if any."""
+
+    job: int
+    spans: tuple[Span, ...]
+    admit: tuple[str, ...]
+    first_layer: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Tokens to prefill in one pass with a decode step, which takes `seconds`, and the rate of the best split."""
+
+    tokens: int
+    seconds: float
+    lanes_tokens_s: float
+
+    @property
+    def tokens_s(self) -> float:
+        return self.tokens / self.seconds
 
 
 class LanesScheduler:
-    def __init__(self, *, max_running: int = 256, max_pass_tokens: int = 2048) -> None:
+    """`fixed` holds the border where it is (a static split), and with `apart` also while one side is empty: the lanes
+    are devices of their own. `fuse` allows a fused chunk where, by prediction, it prefills faster than the best split.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        *,
+        fixed: Partition | None = None,
+        apart: bool = False,
+        fuse: bool = False,
+        max_running: int = 256,
+    ) -> None:
+        self._order = order
+        self._fixed = fixed
+        self._apart = apart
+        self._fuse = fuse
         self._max_running = max_running
-        self._max_pass_tokens = max_pass_tokens
-        self._border = Border()
-        self._unsplit = MixedScheduler(max_running=max_running)
-
-    @property
-    def border(self) -> Border:
-        return self._border
-
-    def request_ended(self, timeline: Timeline, slo: Slo) -> None:
-        missed_ttft = timeline.ttft_s > slo.ttft_target_s(timeline.input_tokens)
-        self._border = learn(self._border, missed_tpot=timeline.tpot_s > slo.tpot_s, missed_ttft=missed_ttft)
+        self._one_unit = ChunkedScheduler(order, max_running=max_running)
 
     def plan(self, state: State, now_s: float) -> Plan:
         if not state.table.splits:
-            return self._unsplit.plan(state, now_s)  # one core: nothing to give away
-        flight = state.flight
-        allotment = allot(state, decode_idle=flight.decode is None, max_running=self._max_running)
-        waiting = [s for s in state.prefilling if s.id not in allotment.preempt and s.id not in flight.ids]
-        has_prefill = bool(flight.prefill or state.paused or waiting or allotment.admit)
-        has_decode = bool(flight.decode or allotment.decode)
-        row = self._row(state, has_decode, has_prefill)
+            return self._one_unit.plan(state, now_s)  # nothing to give away
+        flight, units = state.flight, state.table.units
+        if (flight.decode and flight.prefill) or units in (flight.decode_units, flight.prefill_units):
+            return Plan(state.table.whole)
+        now = self._look(state, now_s)
+        if flight.prefill is not None:
+            return self._decode_beside(state, now, units - flight.prefill_units)
+        if flight.decode is not None:
+            return self._prefill_beside(state, now, units - flight.decode_units, now_s)
+        return self._both_idle(state, now, now_s)
 
-        decode = None
-        if allotment.decode and flight.decode is None and _decode_fits(row, state):
-            decode = DecodeBatch(tuple(s.id for s in allotment.decode))
-        prefill = None
-        if flight.prefill is None and _prefill_fits(row, state):
-            prefill = self._slice(state, row, (*waiting, *allotment.admit), has_decode)
+    # ---- the three situations ---------------------------------------------------------------------------------
+
+    def _decode_beside(self, state: State, now: _Look, free_units: int) -> Plan:
+        """A slice is running: decode takes its lane, or as much of it as is free."""
+        if not now.stepping:
+            return Plan(state.table.whole, preempt=now.growth.preempt)
+        widest = max(row.decode_units for row in state.table.splits if row.decode_units <= free_units)
+        units = min(widest, now.row.decode_units)
+        why = now.decision("decode goes on beside a slice", step_s=now.step_s(state, units))
         return Plan(
-            row,
-            admit=tuple(q.id for q in allotment.admit),
-            preempt=allotment.preempt,
-            decode=decode,
-            prefill=prefill,
+            Partition(units, state.flight.prefill_units),
+            preempt=now.growth.preempt,
+            decode=DecodeBatch(tuple(s.id for s in now.stepping)),
+            why=why,
         )
 
-    def _row(self, state: State, has_decode: bool, has_prefill: bool) -> Partition:
-        if not (has_decode and has_prefill):
-            return state.table.whole
-        tpot_s = min((s.tpot_s for s in state.decoding), default=state.objective.slo.tpot_s)
-        self._border = place_border(self._border, state.table, state.measured.decode_step_s, tpot_s, state.objective)
-        assert self._border.row is not None
-        return self._border.row
+    def _prefill_beside(self, state: State, now: _Look, free_units: int, now_s: float) -> Plan:
+        """A step is running: prefill takes its lane, or as much of it as is free."""
+        units = min(now.row.prefill_units, free_units)
+        if self._chunk(state, now, gain=SWITCH_GAIN) is not None:
+            return Plan(state.table.whole)  # to fuse, both sides must be idle: wait for the step
+        work = self._pass(state, now, units, now_s, beside_decode=True)
+        if work is None:
+            return Plan(state.table.whole)
+        step_s = now.step_s(state, now.row.decode_units)
+        prefill, slice_s = self._slice(state, work, step_s)
+        why = now.decision("prefill goes on beside decode", step_s=step_s, slice_s=slice_s)
+        return Plan(Partition(state.flight.decode_units, units), admit=work.admit, prefill=prefill, why=why)
 
-    def _slice(
-        self, state: State, row: Partition, waiting: tuple[Prefilling | Queued, ...], beside_decode: bool
-    ) -> PrefillSlice | None:
+    def _both_idle(self, state: State, now: _Look, now_s: float) -> Plan:
+        whole = self._alone(state)
+        preempt = now.growth.preempt
+        if not now.stepping:
+            work = self._pass(state, now, whole.prefill_units, now_s, beside_decode=False)
+            if work is None:
+                return Plan(whole, preempt=preempt)
+            prefill = PrefillSlice(work.job, work.spans, work.first_layer, state.layers)
+            why = now.decision("nothing decodes: prefill on the whole device", slice_s=work.seconds)
+            return Plan(whole, admit=work.admit, preempt=preempt, prefill=prefill, why=why)
+        chunk = self._chunk(state, now)
+        if chunk is not None:
+            return self._fused(state, now, chunk, now_s)
+        decode = DecodeBatch(tuple(s.id for s in now.stepping))
+        work = self._pass(state, now, now.row.prefill_units, now_s, beside_decode=True)
+        if work is None:
+            step_s = now.step_s(state, whole.decode_units)
+            why = now.decision("nothing to prefill: decode on the whole device", step_s=step_s)
+            return Plan(whole, preempt=preempt, decode=decode, why=why)
+        step_s = now.step_s(state, now.row.decode_units)
+        prefill, slice_s = self._slice(state, work, step_s)
+        why = now.decision("the smallest decode lane within the TPOT budget", step_s, slice_s)
+        return Plan(now.row, admit=work.admit, preempt=preempt, decode=decode, prefill=prefill, why=why)
+
+    # ---- what they are made of --------------------------------------------------------------------------------
+
+    def _alone(self, state: State) -> Partition:
+        """What each phase may use while the other has nothing to do."""
+        return self._fixed if self._fixed is not None and self._apart else state.table.whole
+
+    def _look(self, state: State, now_s: float) -> _Look:
+        growth = grow(state)
+        stepping = growth.decode if state.flight.decode is None else state.decoding
+        budget_s = step_budget_s(stepping, state.objective, now_s)
+        rows = _rows(state)
+        guarded_s = state.estimates.guarded_decode_s
+        work, beside = batch_work(stepping), _beside(state)
+        cell = cell_of(work, beside)
+        if budget_s is not None and guarded_s(rows[-1].decode_units, work, cell) > budget_s:
+            # `flex` sequences sit out the steps that they would make too long for the others.
+            stepping = tuple(s for s in stepping if s.priority[0] < FLEX_RANK)
+            work = batch_work(stepping)
+            cell = cell_of(work, beside)
+        row = self._fixed or rows[-1]
+        if self._fixed is None:
+            for candidate in rows:
+                if budget_s is None or guarded_s(candidate.decode_units, work, cell) <= budget_s:
+                    row = candidate
+                    break
+        return _Look(growth, stepping, work, cell, budget_s, row, len(state.decoding), len(state.queued))
+
+    def _pass(self, state: State, now: _Look, units: int, now_s: float, *, beside_decode: bool) -> _Pass | None:
+        """What prefill would do next on `units`."""
+        seconds = state.estimates.seconds
+        slower = state.estimates.contention.prefill_slowdown if beside_decode else 1.0
         if state.paused is not None:
-            job, spans, first = state.paused.job, state.paused.spans, state.paused.last_layer
-        else:
-            spans = next_spans(waiting, self._max_pass_tokens)
-            if not spans:
-                return None
-            job, first = state.next_job, 0
-        tokens = sum(span.tokens for span in spans)
-        count = self._layers_per_slice(state, row, tokens, beside_decode)
-        return PrefillSlice(job, spans, first, min(state.layers, first + count))
+            paused = state.paused
+            all_s = seconds(Phase.PREFILL, units, prefill_work((s.start, s.stop) for s in paused.spans)) * slower
+            return _Pass(paused.job, paused.spans, (), paused.last_layer, all_s)
+        whole_s = seconds(Phase.PREFILL, self._alone(state).prefill_units, TYPICAL_PASS)
+        found = self._jobs(state, now_s, seconds(Phase.PREFILL, units, TYPICAL_PASS) * slower / whole_s)
+        if found is None:
+            return None
+        start, jobs = found
+        room = self._pass_tokens(state, units, start, beside_decode=beside_decode)
+        filling = fill(state, now.growth.free_blocks, jobs, room, max_running=self._max_running)
+        if not filling.spans:
+            return None
+        all_s = seconds(Phase.PREFILL, units, prefill_work((s.start, s.stop) for s in filling.spans)) * slower
+        return _Pass(state.next_job, filling.spans, filling.admit, 0, all_s)
 
-    def _layers_per_slice(self, state: State, row: Partition, tokens: int, beside_decode: bool) -> int:
-        """As many layers as end with the decode step beside them (MuxWise: ceil(T_decode * layers / T_prefill))."""
-        known = state.measured.prefill_token_layer_s
-        if not known:
-            return 1 if beside_decode else state.layers
-        nearest = min(known, key=lambda units: abs(units - row.prefill_units))
-        layer_s = known[nearest] * nearest / row.prefill_units * tokens
-        step_s = predicted_step_s(row.decode_units, state.measured.decode_step_s)
-        slice_s = step_s if beside_decode and step_s else LONE_SLICE_S
-        return max(1, math.ceil(slice_s / layer_s))
+    def _pass_tokens(self, state: State, units: int, start: int, *, beside_decode: bool) -> int:
+        """How many a pass on `units` takes, if `start` of its prompt are done."""
+        slower = state.estimates.contention.prefill_slowdown if beside_decode else 1.0
+        limit_s = PASS_PART_OF_TTFT * state.objective.slo.ttft_s / slower
+        most = state.estimates.most_tokens(Phase.PREFILL, units, NO_WORK, start, limit_s, LARGEST_PASS)
+        return max(SMALLEST_PASS, most)
+
+    def _may_join(self, state: State, newcomer: Waiting, now_s: float) -> bool:
+        """With it in the batch, decode alone on the whole device still keeps the TPOT target.
+
+        What is beyond that would make everyone late. Where nobody decodes, or the target is out of reach even for one
+        alone, there is no one to harm; and nobody but `flex` waits for ever.
+        """
+        flex = newcomer.priority[0] >= FLEX_RANK
+        if not state.decoding or (not flex and now_s - newcomer.ttft_due_s > PROMOTED_AFTER_S):
+            return True
+        limit_s = (FULL_PART_OF_TPOT_FOR_FLEX if flex else FULL_PART_OF_TPOT) * state.objective.slo.tpot_s
+        seconds, units = state.estimates.seconds, self._alone(state).decode_units
+        alone = decode_work(1, newcomer.tokens)
+        if seconds(Phase.DECODE, units, batch_work(state.decoding) + alone) <= limit_s:
+            return True
+        return not flex and seconds(Phase.DECODE, units, alone) > limit_s
+
+    def _jobs(self, state: State, now_s: float, pace: float) -> tuple[int, Iterator[Waiting]] | None:
+        """Who is to be prefilled, in turn, and how far the first of them is; None if no one is or may be."""
+        arranged = self._order.arrange(state, now_s, pace)
+        first = next(arranged.jobs, None)
+        if first is None or not self._may_join(state, first, now_s):
+            return None
+        return first.computed, chain((first,), arranged.jobs)
+
+    def _chunk(self, state: State, now: _Look, gain: float = 1.0) -> _Chunk | None:
+        """The chunk to fuse with the step, if it prefills `gain` times as fast as the best split, or if no split keeps
+        the budget. A pass that has begun in slices goes on so."""
+        if not self._fuse or state.paused is not None or now.budget_s is None:
+            return None
+        if not (state.queued or state.prefilling):
+            return None
+        seconds, units = state.estimates.seconds, state.table.units
+        tokens = largest_chunk(state, now.work, min(now.budget_s, self._worthwhile_s(state, now)), LARGEST_PASS)
+        if tokens < SMALLEST_CHUNK:
+            return None
+        fused_s = seconds(Phase.FUSED, units, now.work + prefill_work(((0, tokens),)))
+        pass_tokens = self._pass_tokens(state, now.row.prefill_units, 0, beside_decode=True)
+        alone_s = seconds(Phase.PREFILL, now.row.prefill_units, prefill_work(((0, pass_tokens),)))
+        lanes_tokens_s = pass_tokens / (alone_s * state.estimates.contention.prefill_slowdown)
+        chunk = _Chunk(tokens, fused_s, lanes_tokens_s)
+        within_budget = now.step_s(state, now.row.decode_units) <= now.budget_s
+        return chunk if chunk.tokens_s > gain * lanes_tokens_s or not within_budget else None
+
+    def _slice(self, state: State, work: _Pass, step_s: float) -> tuple[PrefillSlice, float]:
+        """As many layers as end with the decode step beside them: ceil(T_decode * layers / T_prefill), as in MuxWise.
+
+        All of them where there is no border to move.
+        """
+        layer_s = work.seconds / state.layers
+        count = state.layers if self._apart else max(1, math.ceil(step_s / layer_s))
+        last = min(state.layers, work.first_layer + count)
+        return PrefillSlice(work.job, work.spans, work.first_layer, last), (last - work.first_layer) * layer_s
+
+    def _worthwhile_s(self, state: State, now: _Look) -> float:
+        """The length of a chunk beside which this decode step costs little, or of a pass if that is longer."""
+        seconds, units = state.estimates.seconds, state.table.units
+        decode_s = seconds(Phase.FUSED, units, now.work + TYPICAL_PASS) - seconds(Phase.PREFILL, units, TYPICAL_PASS)
+        return max(PASS_PART_OF_TTFT * state.objective.slo.ttft_s, decode_s / DECODE_PART_OF_CHUNK)
+
+    def _fused(self, state: State, now: _Look, chunk: _Chunk, now_s: float) -> Plan:
+        alone_s = state.estimates.seconds(Phase.PREFILL, state.table.units, prefill_work(((0, chunk.tokens),)))
+        found = self._jobs(state, now_s, chunk.seconds / alone_s)
+        filling = Filling()
+        if found is not None:
+            room = TimeLeft(state, now.work, chunk.seconds)
+            filling = fill(
+                state, now.growth.free_blocks, found[1], chunk.tokens, max_running=self._max_running, room=room
+            )
+        growth = replace(now.growth, decode=now.stepping)
+        if not filling.spans:
+            return fused_plan(state, growth, filling, "no one may join: decode on the whole device", now.budget_s)
+        plan = fused_plan(state, growth, filling, "a fused chunk prefills faster than the best split", now.budget_s)
+        assert plan.why is not None
+        why = replace(plan.why, lanes_tokens_s=chunk.lanes_tokens_s, fused_tokens_s=chunk.tokens_s)
+        return replace(plan, why=why)
 
 
-def _decode_fits(row: Partition, state: State) -> bool:
-    """Decode's part of `row` is free of the prefill slice that still runs."""
-    return state.flight.prefill is None or row.decode_units + state.flight.prefill_units <= state.table.units
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What one decision starts from. `stepping` is the batch of the next step, or of the one that runs."""
+
+    growth: Growth
+    stepping: tuple[Decoding, ...]
+    work: PassWork
+    cell: Cell  # of the batch and of what prefills beside it, or would
+    budget_s: float | None
+    row: Partition
+    running: int
+    waiting: int
+
+    def step_s(self, state: State, units: int) -> float:
+        """The predicted step: guarded on a lane, as it is on the whole device."""
+        if units == state.table.units:
+            return state.estimates.seconds(Phase.DECODE, units, self.work)
+        return state.estimates.guarded_decode_s(units, self.work, self.cell)
+
+    def decision(self, reason: str, step_s: float | None = None, slice_s: float | None = None) -> Decision:
+        return Decision(reason, self.running, self.waiting, self.budget_s, step_s, slice_s)
 
 
-def _prefill_fits(row: Partition, state: State) -> bool:
-    """Prefill's part of `row` is free of the decode step that still runs."""
-    return state.flight.decode is None or state.flight.decode_units + row.prefill_units <= state.table.units
+def _beside(state: State) -> PassWork:
+    """The pass that prefill is in, or one of the usual kind."""
+    at_hand = state.flight.prefill or state.paused
+    return TYPICAL_PASS if at_hand is None else prefill_work((span.start, span.stop) for span in at_hand.spans)
+
+
+def _rows(state: State) -> tuple[Partition, ...]:
+    """The splits within the objective's bounds, by rising decode share; all if none is."""
+    table, objective = state.table, state.objective
+    within = tuple(
+        row
+        for row in table.splits
+        if objective.min_decode_share <= row.decode_units / table.units <= objective.max_decode_share
+    )
+    return within or table.splits

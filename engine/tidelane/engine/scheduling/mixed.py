@@ -5,41 +5,30 @@ Every sequence in the batch waits for the longest prompt in it: the baseline tha
 
 from __future__ import annotations
 
-from tidelane.engine.scheduling.capacity import allot
-from tidelane.engine.scheduling.plan import DecodeBatch, Plan, PrefillSlice, State
-from tidelane.engine.scheduling.queue import next_spans
-from tidelane.engine.slo import Slo, Timeline
+from tidelane.engine.scheduling.capacity import fill, grow
+from tidelane.engine.scheduling.fused import finish_pass, fused_plan
+from tidelane.engine.scheduling.order import Order
+from tidelane.engine.scheduling.plan import Plan, State
 
 
 class MixedScheduler:
-    def __init__(self, *, max_running: int = 256, max_pass_tokens: int = 8192) -> None:
+    def __init__(self, order: Order, *, max_running: int = 256, max_pass_tokens: int = 8192) -> None:
+        self._order = order
         self._max_running = max_running
         self._max_pass_tokens = max_pass_tokens
 
     def plan(self, state: State, now_s: float) -> Plan:
         if not state.flight.idle:
             return Plan(state.table.whole)
-        if state.paused is not None:  # left by a policy that slices by layers
-            return Plan(state.table.whole, prefill=_rest(state.paused, state.layers))
-        allotment = allot(state, decode_idle=True, max_running=self._max_running)
-        waiting = [s for s in state.prefilling if s.id not in allotment.preempt]
-        spans = next_spans((*waiting, *allotment.admit), self._max_pass_tokens)
-        prefill = None
-        if spans:
-            prefill = PrefillSlice(state.next_job, spans, 0, state.layers)
-        decode = DecodeBatch(tuple(s.id for s in allotment.decode)) if allotment.decode else None
-        return Plan(
-            state.table.whole,
-            admit=tuple(q.id for q in allotment.admit),
-            preempt=allotment.preempt,
-            decode=decode,
-            prefill=prefill,
-            fused=prefill is not None and decode is not None,
+        if state.paused is not None:
+            return finish_pass(state)
+        growth = grow(state)
+        filling = fill(
+            state,
+            growth.free_blocks,
+            self._order.arrange(state, now_s, pace=1.0).jobs,
+            self._max_pass_tokens,
+            max_running=self._max_running,
+            cut=False,
         )
-
-    def request_ended(self, timeline: Timeline, slo: Slo) -> None:
-        """Nothing to learn: this policy has no choice to make."""
-
-
-def _rest(paused: PrefillSlice, layers: int) -> PrefillSlice:
-    return PrefillSlice(paused.job, paused.spans, paused.last_layer, layers)
+        return fused_plan(state, growth, filling, "all prompts that fit, with all that decode")

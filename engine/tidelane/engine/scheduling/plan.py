@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
+from tidelane.engine.estimation.estimates import Estimates
 from tidelane.engine.lanes.partition import Partition, PartitionTable
-from tidelane.engine.slo import Slo, Timeline
+from tidelane.engine.slo import Slo
 
 # Lower is served first: (tier rank, arrival, id). Total, so that "strictly lower priority" has one meaning.
 Priority = tuple[int, float, str]
@@ -15,34 +16,48 @@ Priority = tuple[int, float, str]
 @dataclass(frozen=True, slots=True)
 class Queued:
     """Holds no blocks. `tokens` must be computed before its next token: the prompt, and after a pre-emption also what
-    was generated so far."""
+    was generated so far. The first `cached` of them need no computing. `work_s` is its prefill on the whole device.
+    """
 
     id: str
     priority: Priority
     tokens: int
     ttft_due_s: float
+    work_s: float = 0.0
+    cached: int = 0
+
+    @property
+    def computed(self) -> int:
+        return self.cached
 
 
 @dataclass(frozen=True, slots=True)
 class Prefilling:
-    """Holds blocks for all its `tokens`, of which `computed` are in the KV cache."""
+    """Holds blocks for all its `tokens`, of which `computed` are in the KV cache; `work_s` is for the others."""
 
     id: str
     priority: Priority
     tokens: int
     computed: int
     ttft_due_s: float
+    work_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Decoding:
-    """`context` tokens are in the KV cache; the next step computes one more, in one of `blocks` blocks."""
+Waiting = Queued | Prefilling
+
+
+class Decoding(NamedTuple):
+    """`context` tokens are in the KV cache; the next step computes one more, in one of `blocks` blocks.
+
+    `next_due_s` is when the next token must be there for the mean gap so far to keep to `tpot_s`.
+    """
 
     id: str
     priority: Priority
     context: int
     blocks: int
     tpot_s: float
+    next_due_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +98,24 @@ class DecodeBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Decision:
+    """Why a plan is what it is, in numbers: for `/debug/decisions` and reports, read by no one who decides.
+
+    `budget_s` is what the decode step may take; `step_s` and `slice_s` are what was predicted, guard and contention
+    included. `lanes_tokens_s` and `fused_tokens_s` are the prefill rates compared, where both were.
+    """
+
+    reason: str
+    running: int
+    waiting: int
+    budget_s: float | None = None
+    step_s: float | None = None
+    slice_s: float | None = None
+    lanes_tokens_s: float | None = None
+    fused_tokens_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What to do now. `preempt` gives back its blocks before `admit` takes some; both before the launch.
 
@@ -96,6 +129,7 @@ class Plan:
     decode: DecodeBatch | None = None
     prefill: PrefillSlice | None = None
     fused: bool = False
+    why: Decision | None = None
 
     @property
     def launches(self) -> bool:
@@ -133,14 +167,6 @@ class Flight:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What running showed, by compute units: seconds of a decode step, and of one prefill token through one layer."""
-
-    decode_step_s: dict[int, float] = field(default_factory=dict)
-    prefill_token_layer_s: dict[int, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Objective:
     """What the agent asks: targets, and bounds on decode's share of the device when it is split (0 to 1)."""
 
@@ -153,30 +179,27 @@ class Objective:
 class State:
     """All that a scheduler may know. `queued`, `prefilling` and `decoding` are each in order of priority.
 
-    Of the queue it may be only the head. `paused` is the prefill pass that stands between two slices: its next slice
-    starts at `paused.last_layer`. A new pass takes the number `next_job`.
+    `queued_by_due` are the queued by tier and TTFT deadline. `paused` is the prefill pass that stands between two
+    slices: its next slice starts at `paused.last_layer`. A new pass takes the number `next_job`.
     """
 
     table: PartitionTable
     layers: int
     pool: PoolState
     objective: Objective
+    estimates: Estimates
     flight: Flight = Flight()
     paused: PrefillSlice | None = None
     next_job: int = 1
     queued: tuple[Queued, ...] = ()
+    queued_by_due: tuple[Queued, ...] = ()
     prefilling: tuple[Prefilling, ...] = ()
     decoding: tuple[Decoding, ...] = ()
-    measured: Measured = Measured()
 
 
 class Scheduler(Protocol):
-    """The same calls give the same plans, live and simulated."""
+    """Pure: the same state and time give the same plan, live and simulated."""
 
     def plan(self, state: State, now_s: float) -> Plan:
         """The next launches. Only idle lanes get work; an empty plan means: wait for a completion or a request."""
-        ...
-
-    def request_ended(self, timeline: Timeline, slo: Slo) -> None:
-        """Feedback: how one finished request fared."""
         ...

@@ -1,0 +1,33 @@
+"""Trace files in and reports out, on the command line: alike for `bench`, `simulate` and `plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tidelane.cli.targets import BadOption
+from tidelane.engine.bench.traces import MOONCAKE_TICK_S, TraceFormat, read_trace, within_ticks
+from tidelane.engine.bench.traffic import Traffic
+
+FORMAT_HELP = f"of the trace: {', '.join(TraceFormat)} (by the file's name)"
+
+
+def replayed(path: Path, form: str | None, limit: int | None, seed: int) -> tuple[Traffic, tuple[str, ...]]:
+    """The trace, the first `limit` requests of it unless None, and what was done to it."""
+    if form is not None and form not in tuple(TraceFormat):
+        raise BadOption(f"--format: {form!r} is none of {', '.join(TraceFormat)}")
+    try:
+        traffic = read_trace(path, None if form is None else TraceFormat(form))
+    except OSError as error:
+        raise BadOption(f"--trace: {error}") from error
+    notes: tuple[str, ...] = ()
+    if any(arrival.hash_ids for arrival in traffic.arrivals):
+        traffic = within_ticks(traffic, MOONCAKE_TICK_S, seed)
+        notes = (f"The trace tells arrivals to {MOONCAKE_TICK_S:g} s: each is moved within them, at random.",)
+    return (traffic if limit is None else traffic.limited(limit)), notes
+
+
+def check_outputs(json: Path | None, html: Path | None) -> None:
+    """Before the work, not after it."""
+    for option, path in (("--json", json), ("--html", html)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise BadOption(f"{option}: {path}: there is no folder {path.parent}: make it first")

@@ -1,0 +1,98 @@
+"""One engine in virtual time: the ledger, loop and policies of a real one over a virtual executor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tidelane.engine.ledger import Ledger
+from tidelane.engine.loop import Loop
+from tidelane.engine.request import Request
+from tidelane.engine.scheduling.plan import Objective, Scheduler
+from tidelane.engine.sim.clock import VirtualClock
+from tidelane.engine.sim.desk import POLICY, RecordingDesk
+from tidelane.engine.sim.executor import VirtualExecutor
+from tidelane.engine.sim.machine import Machine
+from tidelane.engine.sim.noise import Noise
+from tidelane.engine.sim.prefix import PrefixCache
+from tidelane.engine.sim.shares import LaneShares
+from tidelane.engine.slo import Slo, Timeline
+from tidelane.engine.usage import Usage
+
+# How often the loop turns though nothing happened, as the real desk does with its heartbeats.
+HEARTBEAT_S = 0.25
+
+
+def _unheard(_timeline: Timeline | None, _slo: Slo) -> None:
+    """The desk's messages tell all of it."""
+
+
+class VirtualEngine:
+    """`queue_limit` requests may wait; more are refused."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        scheduler: Scheduler,
+        objective: Objective,
+        *,
+        clock: VirtualClock,
+        queue_limit: int,
+        bucket_s: float,
+        noise: Noise,
+    ) -> None:
+        units = machine.table.units
+        self.prefix = PrefixCache(lambda: self.ledger.pool.free * machine.block_tokens)
+        self.desk = RecordingDesk(self.prefix)
+        self.usage = Usage(units, clock.now_s)
+        self.shares = LaneShares(units, bucket_s)
+        self._clock = clock
+        # When something happens here if nothing arrives before; infinity if never.
+        self.next_turn_s = math.inf
+
+        self.ledger = Ledger(
+            table=machine.table,
+            layers=machine.layers,
+            block_tokens=machine.block_tokens,
+            blocks=machine.blocks,
+            queue_limit=queue_limit,
+            objective=objective,
+            estimates=machine.believed,
+            ended=_unheard,
+            cached_tokens=self.prefix.cached_tokens,
+        )
+        self.executor = VirtualExecutor(
+            clock=clock,
+            units=units,
+            layers=machine.layers,
+            sequences=self.ledger.sequences,
+            times=machine.times,
+            shares=self.shares,
+            noise=noise,
+            overhead_s=machine.overhead_s,
+            handover=machine.handover,
+        )
+        self._loop = Loop(
+            ledger=self.ledger,
+            policies={POLICY: scheduler},
+            executor=self.executor,
+            desk=self.desk,
+            usage=self.usage,
+            clock=clock,
+        )
+
+    def submit(self, request: Request, hashes: Sequence[int] = ()) -> None:
+        self.prefix.expect(request.id, hashes)
+        self.desk.submit(request)
+
+    def turn(self) -> None:
+        self._loop.turn()
+        end_s = self.executor.next_end_s
+        if end_s is not None:
+            self.next_turn_s = end_s
+        else:
+            self.next_turn_s = math.inf if self.ledger.empty else self._clock.now_s + HEARTBEAT_S
+
+    @property
+    def working(self) -> bool:
+        return self.executor.next_end_s is not None

@@ -1,0 +1,38 @@
+"""Processes that run jobs: what they return, and what is said when one is killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+
+import pytest
+
+from tidelane.engine.sim.contestants import Setting
+from tidelane.engine.sim.scene import Job
+from tidelane.engine.sim.workers import WorkerDied, workers
+
+from .scenes import AUTO, scene
+
+JOB = Job(AUTO, Setting(), 2.0, 1)
+
+
+async def test_here() -> None:
+    small = scene(5)
+    async with workers(small, 1) as run:
+        assert await run(JOB) == small.run(JOB)
+
+
+@pytest.mark.slow
+async def test_elsewhere_until_one_is_killed() -> None:
+    small = scene(5)
+
+    async def kill_and_run() -> None:
+        async with workers(small, 2) as run:
+            assert await run(JOB) == small.run(JOB)
+            for process in multiprocessing.active_children():
+                process.kill()
+                process.join()
+            await run(JOB)
+
+    with pytest.raises(WorkerDied, match="--processes 1"):
+        await kill_and_run()
+    assert multiprocessing.active_children() == []

@@ -1,0 +1,208 @@
+"""The same traffic live on this machine and in virtual time, policy by policy: how true to life the simulator is.
+
+    python tools/live/against_simulation.py --minutes 5 --json live.json
+
+Measures a profile first unless one is given. Each mode then serves the traffic with `tidelane serve` and `tidelane
+bench` as processes, and the simulator replays it from the profile. Prints both, how far they are apart, and the order
+of policies by goodput. On a busy machine it measures the others: the load average stands in the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+from rich.table import Table
+
+from tidelane.cli.targets import duration_s, parse_slo
+from tidelane.engine.bench.report import Spread
+from tidelane.engine.bench.traffic import Kind, Traffic, poisson
+from tidelane.engine.estimation.profile import Profile, read_profile
+from tidelane.engine.scheduling.policies import live_policies
+from tidelane.engine.sim.figures import Figures, figures_of
+from tidelane.engine.sim.machine import Machine, as_profiled
+from tidelane.engine.sim.world import Settings, replay
+from tidelane.engine.slo import Slo
+
+MODEL = "builtin://smollm2-135m-instruct"
+# The mode in the engine's objective, by what an InferenceService calls it.
+MODES = {"MixedBatch": "MIXED_BATCH", "ChunkedPrefill": "CHUNKED_PREFILL", "Lanes": "LANES", "Auto": "AUTO"}
+POOL_BYTES = 512 << 20
+READY_WITHIN_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What live and simulated runs are compared by, in milliseconds."""
+
+    attainment: float
+    goodput: float
+    ttft_p50: float
+    ttft_p99: float
+    tpot_p50: float
+    tpot_p99: float
+
+
+def main() -> int:
+    args = _parser().parse_args()
+    slo = parse_slo(args.slo)
+    chats = Kind("chat", args.chats, (20, 80), (20, 60))
+    documents = Kind("document", args.documents, (600, 1800), (10, 30))
+    traffic = poisson([chats, documents], 60 * args.minutes, args.seed)
+    with TemporaryDirectory() as folder:
+        profile = read_profile(args.profile or _measured(Path(folder)))
+        trace = Path(folder) / "traffic.jsonl"
+        trace.write_text("".join(_row(each.at_s, each.input_tokens, each.output_tokens) for each in traffic.arrivals))
+        live = {mode: _live(mode, trace, args.slo, slo, Path(folder)) for mode in args.modes}
+    machine = as_profiled(profile, args.kv_tokens, overhead_s=duration_s("--overhead", args.overhead))
+    simulated = {mode: _simulated(mode, traffic, machine, slo) for mode in args.modes}
+    _show(traffic, profile, live, simulated)
+    if args.json is not None:
+        document = {
+            "slo": asdict(slo),
+            "requests": len(traffic.arrivals),
+            "load_average": os.getloadavg(),
+            "modes": {mode: {"live": asdict(live[mode]), "simulated": asdict(simulated[mode])} for mode in args.modes},
+        }
+        args.json.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--minutes", type=float, default=5.0, help="of traffic, for each mode (%(default)g)")
+    add("--modes", type=lambda text: text.split(","), default=["MixedBatch", "ChunkedPrefill", "Lanes"])
+    add("--chats", type=float, default=0.5, help="short requests a second (%(default)g)")
+    add("--documents", type=float, default=0.05, help="long requests a second (%(default)g)")
+    add("--slo", default="ttft=1s,ttftPer1k=4s,tpot=150ms", help="targets for this machine (%(default)s)")
+    add("--profile", type=Path, help="of this machine, from `tidelane profile` (else it is measured)")
+    add("--kv-tokens", type=int, default=11_000, help="that the engine's pool holds (%(default)s)")
+    add("--overhead", default="0.5ms", help="host time of a launch (%(default)s)")
+    add("--seed", type=int, default=0)
+    add("--json", type=Path, help="write all figures there")
+    return parser
+
+
+def _row(at_s: float, input_tokens: int, output_tokens: int) -> str:
+    return json.dumps({"at_s": at_s, "input_tokens": input_tokens, "output_tokens": output_tokens}) + "\n"
+
+
+def _measured(folder: Path) -> Path:
+    out = folder / "profile.json"
+    subprocess.run([*_tidelane("profile"), "--model", MODEL, "--out", str(out)], check=True)
+    return out
+
+
+def _live(mode: str, trace: Path, targets: str, slo: Slo, folder: Path) -> Point:
+    report = folder / f"{mode}.json"
+    with _serving(mode, slo) as url:
+        words = ("--url", url, "--model", "chat", "--trace", str(trace), "--format", "jsonl", "--slo", targets)
+        subprocess.run([*_tidelane("bench"), *words, "--json", str(report)], check=True, stdout=subprocess.DEVNULL)
+    (policy,) = json.loads(report.read_text())["policies"].values()
+    (point,) = policy["points"]
+    ttft, tpot = point["ttft_ms"], point["tpot_ms"]
+    return Point(point["attainment"], point["goodput_per_gpu"], ttft["p50"], ttft["p99"], tpot["p50"], tpot["p99"])
+
+
+@contextmanager
+def _serving(mode: str, slo: Slo) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    wanted = {
+        "slo": {
+            "ttftS": slo.ttft_s,
+            "ttftPer1kInputTokensS": slo.ttft_per_1k_input_tokens_s,
+            "tpotS": slo.tpot_s,
+            "percentile": slo.percentile,
+        },
+        "mode": MODES[mode],
+    }
+    words = ("--model", MODEL, "--served-name", "chat", "--port", str(port), "--kv-pool-memory", str(POOL_BYTES))
+    command = [*_tidelane("serve"), *words, "--objective", json.dumps(wanted), "--log-level", "warning"]
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen(command) as engine:
+        try:
+            _until_ready(url, engine)
+            yield url
+        finally:
+            engine.terminate()
+
+
+def _until_ready(url: str, engine: subprocess.Popen[bytes]) -> None:
+    deadline_s = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < deadline_s and engine.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{url}/ready", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)  # the interval of a poll with a deadline
+    raise SystemExit(f"the engine at {url} did not get ready")
+
+
+def _tidelane(command: str) -> Sequence[str]:
+    return (sys.executable, "-m", "tidelane.cli.main", command)
+
+
+def _simulated(mode: str, traffic: Traffic, machine: Machine, slo: Slo) -> Point:
+    done = replay(traffic, machine, lambda: live_policies(machine.table)[mode], Settings(slo))
+    return _point(figures_of(done, traffic.rate_rps, slo))
+
+
+def _point(figures: Figures) -> Point:
+    def ms(spread: Spread | None, part: str) -> float:
+        return 1000 * getattr(spread, part) if spread is not None else float("nan")
+
+    return Point(
+        figures.attainment,
+        figures.goodput,
+        ms(figures.ttft, "p50_s"),
+        ms(figures.ttft, "p99_s"),
+        ms(figures.tpot, "p50_s"),
+        ms(figures.tpot, "p99_s"),
+    )
+
+
+def _show(traffic: Traffic, profile: Profile, live: dict[str, Point], simulated: dict[str, Point]) -> None:
+    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    table = Table(
+        title=f"{len(traffic.arrivals)} requests in {traffic.duration_s:.0f} s; profile of {profile.measured}; "
+        f"load average {load}",
+        title_justify="left",
+    )
+    for column in ("mode", "", "within targets", "goodput", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99"):
+        table.add_column(column, justify="left" if column in ("mode", "") else "right")
+    for mode, true in live.items():
+        found = simulated[mode]
+        pairs = [
+            (getattr(true, name), getattr(found, name)) for name in ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99")
+        ]
+        table.add_row(
+            mode, "live", f"{true.attainment:.0%}", f"{true.goodput:.3f}/s", *(f"{a:.0f} ms" for a, _ in pairs)
+        )
+        table.add_row(
+            "", "simulated", f"{found.attainment:.0%}", f"{found.goodput:.3f}/s", *(f"{b:.0f} ms" for _, b in pairs)
+        )
+        table.add_row("", "apart", "", "", *(f"{b / a - 1:+.0%}" for a, b in pairs), end_section=True)
+    console = Console()
+    console.print(table)
+    for name, points in (("live", live), ("simulated", simulated)):
+        order = sorted(points, key=lambda mode: -points[mode].goodput)
+        console.print(f"By goodput, {name}: {', '.join(order)}", highlight=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
