@@ -123,6 +123,7 @@ def check_tokens(report: Report, family: str, dtype: torch.dtype) -> None:
     try:
         machine = open_machine(module, dry_run=report.dry_run)
     except Exception as error:
+        # Whatever a family dies of is that family's finding; the others are still checked.
         failure = error  # outlives the block
 
         def broken(_: float) -> Finding:

@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tidelane.engine.estimation.estimates import Phase
+from tidelane.engine.estimation.passes import decode_work, prefill_work
 from tidelane.engine.lanes.partition import Partition, partition_table
 from tidelane.engine.request import FLEX_RANK, ServiceTier
 from tidelane.engine.scheduling.budget import FASTEST_PART, SAFE_PART, step_budget_s
+from tidelane.engine.scheduling.order import PROMOTED_AFTER_S
 from tidelane.engine.scheduling.plan import (
     DecodeBatch,
     Decoding,
@@ -114,6 +117,38 @@ def test_no_one_joins_whom_the_whole_device_could_not_serve_in_time() -> None:
     full = lanes(state(decoding(100, 0.04), waiting(100), tpot_s=0.04))
     assert full.prefill is None
     assert full.decode is not None
+
+
+def test_who_is_late_for_long_joins_even_so_but_not_flex() -> None:
+    def late(rank: int, by_s: float) -> tuple[Queued, ...]:
+        return (replace(waiting(100, rank=rank)[0], ttft_due_s=NOW_S - by_s),)
+
+    crowd = decoding(100, 0.04)
+    assert lanes(state(crowd, late(1, PROMOTED_AFTER_S - 1), tpot_s=0.04)).prefill is None
+    assert lanes(state(crowd, late(1, PROMOTED_AFTER_S + 1), tpot_s=0.04)).prefill is not None
+    assert lanes(state(crowd, late(FLEX_RANK, PROMOTED_AFTER_S + 1), tpot_s=0.04)).prefill is None
+
+
+@pytest.mark.parametrize("name", ["auto", "chunked"])
+def test_a_chunk_that_goes_on_with_long_prompts_keeps_the_budget(name: str) -> None:
+    """It once counted each prompt as if it stood at its beginning: a deep one costs pairs with all that is cached."""
+    plain = true_estimates(UNITS, LAYERS)
+    with_pairs = {
+        phase: {units: replace(times, pair_s=1e-8 * UNITS / units) for units, times in plain.times[phase].items()}
+        for phase in (Phase.PREFILL, Phase.FUSED)
+    }
+    estimates = replace(plain, times={**plain.times, **with_pairs})
+    batch = decoding(2, 0.1)
+    queued = tuple(
+        Queued(f"w{i}", (1, NOW_S + i, f"w{i}"), 5000 + 40, NOW_S + 5 + i, work_s=0.01, cached=5000) for i in range(40)
+    )
+    at = replace(state(batch, queued), estimates=estimates)
+    plan = policy(name).plan(at, NOW_S)
+    assert plan.fused
+    assert plan.prefill is not None
+    assert len(plan.prefill.spans) > 1
+    work = decode_work(2, 20) + prefill_work((span.start, span.stop) for span in plan.prefill.spans)
+    assert estimates.seconds(Phase.FUSED, UNITS, work) <= SAFE_PART * 0.1
 
 
 def test_a_target_out_of_reach_holds_no_one_back() -> None:

@@ -1,7 +1,7 @@
 """Fewer, larger kernels for what transformers spells with many: RMS norms, gated MLPs, attention's projections.
 
-At batch 1 a decoder passes some 400 kernels a step, each with a barrier. What to replace is found by its parts, and
-each replacement is tried beside the original before it takes its place.
+At batch 1 a decoder passes some 400 kernels a step, each with a barrier. What to replace is found by its parts; where
+the same parts could make another formula (norms, MLPs), the replacement is tried beside the original first.
 """
 
 from __future__ import annotations
