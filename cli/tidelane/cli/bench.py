@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import importlib.metadata
 import json
 import platform
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tidelane.cli.interrupts import run_interruptible
 from tidelane.cli.numbers import count_from_1, percentile, positive, positive_seconds
 from tidelane.cli.targets import EXAMPLE, BadOption, parse_slo
 from tidelane.cli.traces import FORMAT_HELP, check_outputs, replayed
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         check_outputs(args.json, args.html)
         traffic, changes = _traffic(args)
-        slo, run = asyncio.run(_measure(args, traffic))
+        slo, run = run_interruptible(_measure(args, traffic))
         report = summarise(run, traffic.duration_s, slo)
         if args.json is not None or args.html is not None:
             _write(args, traffic, run, report, changes)

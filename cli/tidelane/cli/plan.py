@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
+from tidelane.cli.interrupts import run_interruptible
 from tidelane.cli.scenario import (
     Scenario,
     add_scenario_arguments,
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     try:
         with Meter(Console(stderr=True), "Simulating") as meter:
-            sizings = asyncio.run(
+            sizings = run_interruptible(
                 size_all(
                     told.scene,
                     competing,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import importlib.metadata
 import json
 import platform
@@ -15,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tidelane.cli.interrupts import run_interruptible
 from tidelane.cli.scenario import (
     Scenario,
     add_scenario_arguments,
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     try:
         with Meter(Console(stderr=True), "Simulating") as meter:
-            results = asyncio.run(
+            results = run_interruptible(
                 sweep(
                     told.scene,
                     competing,
