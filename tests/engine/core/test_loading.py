@@ -1,17 +1,14 @@
 from __future__ import annotations
 
-import copy
 import json
-import weakref
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
+from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 from typing_extensions import override
 
 from tidelane.engine.model.batch import RaggedBatch, Rows
@@ -19,8 +16,9 @@ from tidelane.engine.model.forward import SlicedModel
 from tidelane.engine.model.fusing import (
     CpuRmsNorm,
     GatedMlp,
+    PlainAttention,
+    fuse_attention,
     fuse_gated_mlps,
-    fuse_projections,
     fuse_rms_norms,
 )
 from tidelane.engine.model.loading import load, weight_digest
@@ -207,7 +205,7 @@ def test_weights_are_the_engines_own_and_begin_on_cache_lines(folder: Path) -> N
         assert weight.data_ptr() % 64 == 0
     for layer in range(module.config.num_hidden_layers):
         attention = f"model.layers.{layer}.self_attn."
-        stored[attention + "q_proj.joint.weight"] = torch.cat(
+        stored[attention + "qkv.weight"] = torch.cat(
             [stored.pop(f"{attention}{name}_proj.weight") for name in ("q", "k", "v")]
         )
         mlp = f"model.layers.{layer}.mlp."
@@ -276,37 +274,90 @@ def test_an_mlp_with_the_same_parts_and_another_formula_stays() -> None:
     assert fuse_gated_mlps(torch.nn.Sequential(own)) == 0
 
 
-def _projections() -> tuple[Any, Any]:
-    own = LlamaAttention(
-        LlamaConfig(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, attention_bias=True), 0
-    )
-    fused = copy.deepcopy(own)
-    assert fuse_projections(torch.nn.Sequential(fused)) == 1
-    return own, fused
+def _queries(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    return query.transpose(1, 2), None
 
 
-def test_fused_projections_equal_the_models_own_in_any_order() -> None:
-    own, fused = _projections()
-    x, y = torch.randn(1, 5, 64), torch.randn(1, 3, 64)
-    for name, given in (("q", x), ("k", x), ("v", x), ("k", y), ("q", y), ("v", x), ("v", y), ("q", x), ("q", y)):
-        torch.testing.assert_close(fused.get_submodule(f"{name}_proj")(given), own.get_submodule(f"{name}_proj")(given))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_attention_of_every_family_is_one_matrix(family: str, tmp_path: Path) -> None:
+    module = load(save(family, tmp_path / family), "float32", None, CPU).module
+    assert {type(layer.self_attn) for layer in module.model.layers} == {PlainAttention}
 
 
-def test_fused_projections_keep_nothing_of_a_finished_pass_and_know_their_thread() -> None:
-    own, fused = _projections()
-    x, y = torch.randn(1, 5, 64), torch.randn(1, 5, 64)
-    fused.q_proj(x)
-    with ThreadPoolExecutor(1) as other:
-        assert torch.equal(other.submit(fused.q_proj, y).result(), fused.q_proj(y))
-        torch.testing.assert_close(other.submit(fused.k_proj, y).result(), own.k_proj(y))
-    torch.testing.assert_close(fused.k_proj(x), own.k_proj(x))
-    seen = weakref.ref(x)
-    fused.v_proj(x)
-    del x
-    assert seen() is None
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fused_attention_gives_its_function_what_the_models_own_gives(family: str, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(save(family, tmp_path / family))
+    seen: list[tuple[Any, ...]] = []
+
+    def see(
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **options: Any,
+    ) -> Any:
+        seen.append((module.layer_idx, options["scaling"], options.get("sliding_window"), query, key, value))
+        return query.transpose(1, 2), None
+
+    AttentionInterface.register("seen", see)
+    model.config._attn_implementation = "seen"
+    passed = {"position_ids": torch.tensor([[0, 1, 2, 0, 70]]), "use_cache": False}
+    with torch.inference_mode():
+        tokens = torch.tensor([[7, 8, 9, 10, 11]])
+        own = model(tokens, **passed).logits
+        assert fuse_attention(model, see) == SHAPE["num_hidden_layers"]
+        fused = model(tokens, **passed).logits
+    torch.testing.assert_close(own, fused)
+    half = len(seen) // 2
+    assert half == SHAPE["num_hidden_layers"]
+    for one, other in zip(seen[:half], seen[half:], strict=True):
+        assert one[:3] == other[:3]
+        for mine, theirs in zip(one[3:], other[3:], strict=True):
+            torch.testing.assert_close(mine, theirs)
 
 
-def test_projections_that_are_not_plain_stay() -> None:
-    own = LlamaAttention(LlamaConfig(hidden_size=64, num_attention_heads=4), 0)
-    own.v_proj = cast("Any", torch.nn.Sequential(own.v_proj))
-    assert fuse_projections(torch.nn.Sequential(own)) == 0
+class _LateScale(LlamaAttention):
+    """Scales its queries from some position on, as Ministral does."""
+
+    @override
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **passed: Any) -> Any:
+        late = passed["position_ids"].unsqueeze(-1) > 100_000
+        return super().forward(torch.where(late, 2 * hidden_states, hidden_states), *args, **passed)
+
+
+class _Reversed(LlamaAttention):
+    """The same parts in another formula."""
+
+    @override
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **passed: Any) -> Any:
+        return super().forward(hidden_states.flip(-1), *args, **passed)
+
+
+@pytest.mark.parametrize("kind", [_LateScale, _Reversed])
+def test_attention_with_the_same_parts_and_another_formula_stays(kind: type[LlamaAttention]) -> None:
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE))
+    own = model.model.layers[1].self_attn
+    model.model.layers[1].self_attn = kind(own.config, 1)
+    assert fuse_attention(model, _queries) == SHAPE["num_hidden_layers"] - 1
+    assert type(model.model.layers[1].self_attn) is kind
+
+
+def test_attention_whose_projections_are_not_plain_stays() -> None:
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE))
+    attention = model.model.layers[0].self_attn
+    attention.v_proj = cast("Any", torch.nn.Sequential(attention.v_proj))
+    assert fuse_attention(model, _queries) == SHAPE["num_hidden_layers"] - 1
+
+
+def test_attention_that_rotates_a_part_of_each_head_stays() -> None:
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE))
+    model.model.rotary_emb = LlamaRotaryEmbedding(LlamaConfig(**{**SHAPE, "head_dim": 8}))
+    assert fuse_attention(model, _queries) == 0

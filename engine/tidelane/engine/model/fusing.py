@@ -1,24 +1,28 @@
-"""Fewer, larger kernels for what transformers spells with many: RMS norms, gated MLPs, attention's projections.
+"""Fewer, larger kernels for what transformers spells with many: RMS norms, gated MLPs, attention before its KV.
 
-At batch 1 a decoder passes some 400 kernels a step, each with a barrier. What to replace is found by its parts; where
-the same parts could make another formula (norms, MLPs), the replacement is tried beside the original first.
+At batch 1 a decoder passes some 400 kernels a step, each with a barrier. What to replace is found by its parts, and
+since the same parts could make another formula, each replacement is tried beside the original first.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
+from transformers import AttentionInterface
 from typing_extensions import override
 
+# Of the pass, not of the layer: every attention function is given these anew.
+PASSED = frozenset({"position_ids", "use_cache", "cache", "past_key_values", "cache_position", "ragged"})
 
-def fuse(model: torch.nn.Module) -> None:
-    """All of it, as far as it fits `model`."""
+
+def fuse(model: Any, attend: Attend) -> None:
+    """All of it, as far as it fits the transformers `model`, whose attention is to call `attend`."""
     fuse_rms_norms(model)
     fuse_gated_mlps(model)
-    fuse_projections(model)
+    fuse_attention(model, attend)
 
 
 class CpuRmsNorm(torch.nn.Module):
@@ -139,58 +143,142 @@ def _can_join(linears: Sequence[Any]) -> bool:
     )
 
 
-class JointProjections(torch.nn.Module):
-    """Attention's q_proj, which computes k and v of the same input with it and keeps them until they are asked for.
+class Attend(Protocol):
+    """transformers' form of an attention function: `query` [1, heads, rows, dim], `key` and `value` [1, kv_heads, rows,
+    dim]; returns [1, rows, heads, dim], and weights or None."""
 
-    The model's own forward stays as it is, and may ask in any order: what is not kept is computed anew. Lanes run one
-    module in several threads at once, so each thread keeps its own.
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **options: Any,
+    ) -> tuple[torch.Tensor, Any]: ...
+
+
+class PlainAttention(torch.nn.Module):
+    """Attention as Llama spells it, q, k and v as one matrix and q and k rotated at once; each may be normed by head.
+
+    `options` go to `attend` with every pass: the scale, a window.
     """
 
-    def __init__(self, joint: torch.nn.Linear, sizes: Sequence[int]) -> None:
+    def __init__(self, own: Any, attend: Attend, options: Mapping[str, Any]) -> None:
         super().__init__()
-        self.joint = joint
-        self._sizes = tuple(sizes)
-        self._kept = threading.local()
+        self.layer_idx = own.layer_idx  # attention functions look for their layer's KV by it
+        self.qkv = _joined([own.q_proj, own.k_proj, own.v_proj])
+        self.o_proj = own.o_proj
+        self.q_norm, self.k_norm = getattr(own, "q_norm", None), getattr(own, "k_norm", None)
+        self.attend = attend
+        self._options = dict(options)
+        self._dim = own.head_dim
+        self._heads = own.q_proj.out_features // own.head_dim
+        self._kv_heads = own.k_proj.out_features // own.head_dim
 
     @override
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.part(0, x)
-
-    def part(self, index: int, x: torch.Tensor) -> torch.Tensor:
-        source: torch.Tensor | None
-        parts: tuple[torch.Tensor, ...]
-        source, parts = getattr(self._kept, "pass_", (None, ()))
-        if source is not x:
-            parts = self.joint(x).split(self._sizes, dim=-1)
-        # A pass ends with its v. Kept longer, the largest prompt so far would stay in memory once for every layer.
-        self._kept.pass_ = (x, parts) if index < len(self._sizes) - 1 else (None, ())
-        return parts[index]
-
-
-class JointPart(torch.nn.Module):
-    """k_proj or v_proj: part `index` of what `projections` computes. Holds no weights."""
-
-    def __init__(self, projections: JointProjections, index: int) -> None:
-        super().__init__()
-        self._of = (projections,)  # in a tuple: not a child, or its weights would count three times
-        self._index = index
-
-    @override
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._of[0].part(self._index, x)
+    def forward(
+        self,
+        hidden_states: torch.Tensor,  # [1, rows, hidden]
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],  # cosines and sines, [1, rows, dim] each
+        attention_mask: torch.Tensor | None = None,
+        **passed: Any,
+    ) -> tuple[torch.Tensor, Any]:
+        heads, kv_heads = self._heads, self._kv_heads
+        joint = self.qkv(hidden_states).view(*hidden_states.shape[:-1], heads + 2 * kv_heads, self._dim)
+        turning, value = joint.split_with_sizes((heads + kv_heads, kv_heads), dim=2)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = turning.split_with_sizes((heads, kv_heads), dim=2)
+            turning = torch.cat((self.q_norm(query), self.k_norm(key)), dim=2)
+        query, key = _rotated(turning, *position_embeddings).transpose(1, 2).split_with_sizes((heads, kv_heads), dim=1)
+        out, weights = self.attend(self, query, key, value.transpose(1, 2), attention_mask, **self._options, **passed)
+        return self.o_proj(out.flatten(2)), weights
 
 
-def fuse_projections(model: torch.nn.Module) -> int:
-    """Join q_proj, k_proj and v_proj of each attention; how many it joined."""
-    names = ("q_proj", "k_proj", "v_proj")
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding (Su and others, arXiv 2104.09864) of x [1, rows, heads, dim], whose halves make up the pairs."""
+    low, high = x.chunk(2, dim=-1)
+    sin_low, sin_high = sin.unsqueeze(2).chunk(2, dim=-1)
+    out = x * cos.unsqueeze(2)
+    out_low, out_high = out.chunk(2, dim=-1)
+    out_low.addcmul_(high, sin_low, value=-1)
+    out_high.addcmul_(low, sin_high)
+    return out
+
+
+def fuse_attention(model: Any, attend: Attend) -> int:
+    """Replace the attention of each layer that is plain, to call `attend`; how many it replaced."""
+    rotary = getattr(model.base_model, "rotary_emb", None)
+    plain = [
+        (parent, name, own)
+        for parent in list(model.modules())
+        for name, own in parent.named_children()
+        if {n for n, _ in own.named_children()} - {"q_norm", "k_norm"} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    ]
     replaced = 0
-    for attention in list(model.modules()):
-        linears: list[Any] = [getattr(attention, name, None) for name in names]
-        if not _can_join(linears):
-            continue
-        projections = JointProjections(_joined(linears), [linear.out_features for linear in linears])
-        attention.q_proj = projections
-        attention.k_proj = JointPart(projections, 1)
-        attention.v_proj = JointPart(projections, 2)
-        replaced += 1
+    for parent, name, own in plain:
+        fused = _fused_attention(own, rotary)
+        if fused is not None:
+            fused.attend = attend
+            setattr(parent, name, fused)
+            replaced += 1
     return replaced
+
+
+def _fused_attention(own: Any, rotary: Any) -> PlainAttention | None:
+    """None if it gives its attention function anything else than the model's own does."""
+    if not _can_join([own.q_proj, own.k_proj, own.v_proj]):
+        return None
+    weight = own.q_proj.weight
+    sample = torch.linspace(-3, 3, 2 * own.q_proj.in_features, device=weight.device, dtype=weight.dtype)
+    sample = sample.view(1, 2, -1)
+    # One far off: some models scale queries from some position on.
+    positions = torch.tensor([[3, 1 << 20]], device=weight.device)
+    theirs, ours = _Recorder(), _Recorder()
+    try:
+        with torch.inference_mode(), theirs.in_place_of(own.config):
+            passed = {"position_embeddings": rotary(sample, positions), "attention_mask": None}
+            expected, _ = own(sample, position_ids=positions, **passed)
+        fused = PlainAttention(own, ours, theirs.options).eval()
+        with torch.inference_mode():
+            got, _ = fused(sample, **passed)
+    except (TypeError, AttributeError, LookupError, ValueError, RuntimeError):
+        return None  # wants more than plain attention is given, or other shapes
+    tolerance = 32 * torch.finfo(weight.dtype).eps
+    same = all(
+        one.shape == other.shape and torch.allclose(one, other, rtol=tolerance, atol=tolerance * float(one.abs().max()))
+        for one, other in zip((*theirs.given, expected), (*ours.given, got), strict=True)
+    )
+    return fused if same else None
+
+
+class _Recorder:
+    """An attention function that keeps what it is given: `given` are query, key and value."""
+
+    def __init__(self) -> None:
+        self.given: tuple[torch.Tensor, ...] = ()
+        self.options: dict[str, Any] = {}
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **options: Any,
+    ) -> tuple[torch.Tensor, None]:
+        self.given = (query, key, value)
+        self.options = {name: option for name, option in options.items() if name not in PASSED}
+        return query.transpose(1, 2), None
+
+    @contextmanager
+    def in_place_of(self, config: Any) -> Iterator[None]:
+        """While open, layers with `config` call this."""
+        name = config._attn_implementation
+        AttentionInterface.register("tidelane_trial", self)
+        config._attn_implementation = "tidelane_trial"
+        try:
+            yield
+        finally:
+            config._attn_implementation = name
