@@ -26,7 +26,7 @@ from tidelane.rpc.wire import ExecutionMode
 
 PROMPT_TOKENS = 32
 NEW_TOKENS = 48
-TURNS = 6
+TURNS = 12
 TURN_TOKENS = 16
 STREAMS = 8
 
