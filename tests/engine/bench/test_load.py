@@ -36,6 +36,14 @@ async def test_what_is_asked() -> None:
     assert strict["stream"] is True
     assert "ignore_eos" not in plain
     assert plain["messages"] == strict["messages"]  # one seed, one prompt
+    assert "service_tier" not in plain
+
+
+async def test_a_kind_of_a_tier_asks_for_it() -> None:
+    server = SseServer(lambda body: (SSE_HEAD, piece(text("a", 1), DONE), END))
+    async with server.running():
+        await generate(server.url, "m", Traffic((Arrival(0.0, 5, 8, tier="flex"),), 1.0))
+    assert [body["service_tier"] for body in server.bodies] == ["flex"]
 
 
 def counting(body: dict[str, Any], template: int, per_word: int) -> Script:

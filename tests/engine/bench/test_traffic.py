@@ -46,6 +46,7 @@ def test_traffic_can_be_densified_and_cut() -> None:
 
 def test_a_kind_is_parsed() -> None:
     assert parse_kind("chat:rate=0.5,in=20-60,out=8") == Kind("chat", 0.5, (20, 60), (8, 8))
+    assert parse_kind("batch:rate=2,in=9,out=8,tier=flex") == Kind("batch", 2.0, (9, 9), (8, 8), tier="flex")
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,8 @@ class ChatClient:
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
+        if arrival.tier:
+            body["service_tier"] = arrival.tier
         if self.ignore_eos:
             body["ignore_eos"] = True
         return json.dumps(body).encode()

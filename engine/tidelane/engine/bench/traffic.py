@@ -21,6 +21,7 @@ class Arrival:
     output_tokens: int
     kind: str = "request"
     hash_ids: tuple[int, ...] = ()
+    tier: str = ""  # the service tier to ask for; none
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class Kind:
     rate_rps: float
     input_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
+    tier: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < self.rate_rps < math.inf:
@@ -74,21 +76,22 @@ class Kind:
                 raise ValueError(f"{self.name}: a length of {low}-{high} tokens; expected 1 <= low <= high")
 
 
-_KIND = re.compile(r"(\w+):rate=([\d.]+),in=(\d+)(?:-(\d+))?,out=(\d+)(?:-(\d+))?")
+_KIND = re.compile(r"(\w+):rate=([\d.]+),in=(\d+)(?:-(\d+))?,out=(\d+)(?:-(\d+))?(?:,tier=(\w+))?")
 
 
 def parse_kind(text: str) -> Kind:
-    """`NAME:rate=RPS,in=LOW-HIGH,out=LOW-HIGH`, where a single number stands for a range of one."""
+    """`NAME:rate=RPS,in=LOW-HIGH,out=LOW-HIGH`, where a single number stands for a range of one; `,tier=flex` may
+    follow."""
     match = _KIND.fullmatch(text)
     if match is None:
         raise ValueError(
             f"{text!r}: expected NAME:rate=RPS,in=LOW-HIGH,out=LOW-HIGH, as in chat:rate=2,in=20-60,out=50"
         )
-    name, rate, *bounds = match.groups()
+    name, rate, *bounds, tier = match.groups()
     in_low, in_high, out_low, out_high = (None if bound is None else int(bound) for bound in bounds)
     assert in_low is not None
     assert out_low is not None
-    return Kind(name, float(rate), (in_low, in_high or in_low), (out_low, out_high or out_low))
+    return Kind(name, float(rate), (in_low, in_high or in_low), (out_low, out_high or out_low), tier or "")
 
 
 def poisson(kinds: Sequence[Kind], duration_s: float, seed: int) -> Traffic:
@@ -99,7 +102,9 @@ def poisson(kinds: Sequence[Kind], duration_s: float, seed: int) -> Traffic:
         at_s = draw.expovariate(kind.rate_rps)
         while at_s < duration_s:
             arrivals.append(
-                Arrival(at_s, draw.randint(*kind.input_tokens), draw.randint(*kind.output_tokens), kind.name)
+                Arrival(
+                    at_s, draw.randint(*kind.input_tokens), draw.randint(*kind.output_tokens), kind.name, tier=kind.tier
+                )
             )
             at_s += draw.expovariate(kind.rate_rps)
     return Traffic(tuple(sorted(arrivals, key=lambda each: each.at_s)), duration_s)

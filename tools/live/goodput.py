@@ -1,0 +1,135 @@
+"""Goodput on this machine, mode by mode: the built-in model by `tidelane up`, short chats beside long prompts.
+
+    python -m tools.live.goodput --repeats 3 --json goodput.json
+
+Each mode gets a service of its own with the agent's slow loop beside it, and the same traffic; modes take turns, so
+that a machine that slows down slows all of them. Prints the median of the repeats and their spread, and how `Lanes`
+does against the better of the baselines. ChunkedPrefill tunes its chunk to the TPOT target in each pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+from tools.live.up import NAME, manifest, serving
+
+from tidelane.cli.targets import parse_slo
+from tidelane.engine.bench.load import generate
+from tidelane.engine.bench.report import Report, summarise
+from tidelane.engine.bench.traffic import Kind, Traffic, poisson
+from tidelane.engine.slo import Slo
+
+BASELINES = ("MixedBatch", "ChunkedPrefill")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One run. `goodput_rps`: requests within their targets over the seconds in which requests arrived."""
+
+    attainment: float
+    goodput_rps: float
+    ttft_p90_s: float
+    tpot_p90_s: float
+    gap_p99_s: float
+    load_average: float
+
+
+def main() -> int:
+    args = _parser().parse_args()
+    slo = parse_slo(args.slo)
+    kinds = [Kind("chat", args.chats, (20, 80), (20, 60)), Kind("document", args.documents, (600, 1800), (10, 30))]
+    console = Console()
+    runs: dict[str, list[Served]] = {mode: [] for mode in args.modes}
+    for repeat in range(args.repeats):
+        traffic = poisson(kinds, args.seconds, args.seed + repeat)
+        for mode in args.modes:
+            with serving(manifest(mode, slo)) as url:
+                report = asyncio.run(_measured(url, traffic, slo))
+            served = _served(report)
+            runs[mode].append(served)
+            console.print(f"{mode}, repeat {repeat + 1}: {served}", highlight=False, soft_wrap=True)
+    _show(console, runs, args)
+    if args.json is not None:
+        document = {
+            "slo": asdict(slo),
+            "kinds": [asdict(kind) for kind in kinds],
+            "seconds": args.seconds,
+            "modes": {mode: [asdict(each) for each in repeats] for mode, repeats in runs.items()},
+        }
+        args.json.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--modes", type=lambda text: text.split(","), default=["MixedBatch", "ChunkedPrefill", "Lanes", "Auto"])
+    add("--repeats", type=int, default=3)
+    add("--seconds", type=float, default=60.0, help="of traffic in each run (%(default)g)")
+    add("--chats", type=float, default=0.8, help="short requests a second (%(default)g)")
+    add("--documents", type=float, default=0.1, help="long requests a second (%(default)g)")
+    add("--slo", default="ttft=1s,ttftPer1k=4s,tpot=150ms", help="targets for this machine (%(default)s)")
+    add("--seed", type=int, default=0)
+    add("--json", type=Path, help="write all figures there")
+    return parser
+
+
+async def _measured(url: str, traffic: Traffic, slo: Slo) -> Report:
+    run = await generate(url, NAME, traffic, exact_prompts=True)
+    return summarise(run, traffic.duration_s, slo)
+
+
+def _served(report: Report) -> Served:
+    total = report.total
+    assert total.attainment is not None
+    attained = total.attainment.within_slo / total.requests
+    return Served(
+        attained,
+        attained * total.requests / report.duration_s,
+        total.ttft.p90_s if total.ttft else float("nan"),
+        total.tpot.p90_s if total.tpot else float("nan"),
+        total.gap.p99_s if total.gap else float("nan"),
+        os.getloadavg()[0],
+    )
+
+
+def _show(console: Console, runs: dict[str, list[Served]], args: argparse.Namespace) -> None:
+    table = Table(
+        title=f"{args.chats:g} chats and {args.documents:g} documents a second for {args.seconds:g} s, {args.slo}; "
+        f"medians of {args.repeats} (lowest to highest)",
+        title_justify="left",
+    )
+    table.add_column("mode")
+    for column in ("goodput", "within targets", "TTFT p90", "TPOT p90", "token gap p99"):
+        table.add_column(column, justify="right")
+    for mode, served in runs.items():
+        goodput, attained = [each.goodput_rps for each in served], [100 * each.attainment for each in served]
+        latencies = (
+            f"{1000 * median(getattr(each, name) for each in served):.0f} ms"
+            for name in ("ttft_p90_s", "tpot_p90_s", "gap_p99_s")
+        )
+        table.add_row(mode, f"{_spread(goodput, '.3f')}/s", f"{_spread(attained, '.0f')} %", *latencies)
+    console.print(table)
+    baselines = {mode: median(each.goodput_rps for each in runs[mode]) for mode in BASELINES if mode in runs}
+    if baselines and "Lanes" in runs:
+        better = max(baselines, key=lambda mode: baselines[mode])
+        ratio = median(each.goodput_rps for each in runs["Lanes"]) / baselines[better]
+        console.print(f"Lanes over {better}, the better baseline: {ratio:.2f}", highlight=False)
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
