@@ -13,7 +13,8 @@ from typing import Self
 
 import torch
 
-from tidelane.engine.channel import Abort, AboutRequest, Accepted, Refused, Submit, ToFront, Tokens
+from tidelane.engine.bench.sent import answers, token_times
+from tidelane.engine.channel import Abort, AboutRequest, Refused, Submit, ToFront, Tokens
 from tidelane.engine.execution.calibration import calibrate
 from tidelane.engine.execution.cpu import CpuExecutor
 from tidelane.engine.kv.device import DevicePool
@@ -150,22 +151,10 @@ class InProcessEngine:
         self.loop.run(until or self._idle)
 
     def answers(self) -> dict[str, list[int]]:
-        """The tokens of each request so far, by its id."""
-        tokens: dict[str, list[int]] = {}
-        for message in self.desk.sent:
-            if isinstance(message, Accepted):
-                tokens[message.request_id] = []
-            elif isinstance(message, Tokens):
-                tokens[message.request_id] += [new.token_id for new in message.new]
-        return tokens
+        return answers(self.desk.sent)
 
     def token_times(self) -> dict[str, list[float]]:
-        """When each token of each request was made known."""
-        times: dict[str, list[float]] = {}
-        for message in self.desk.sent:
-            if isinstance(message, Tokens):
-                times.setdefault(message.request_id, []).extend([message.time_s] * len(message.new))
-        return times
+        return token_times(self.desk.sent)
 
     def endings(self) -> dict[str, Tokens | Refused]:
         """The last message of each request that has one."""

@@ -7,7 +7,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from tidelane.engine.channel import AboutRequest, Accepted, Refused, Submit, ToFront, Tokens
+from tidelane.engine.bench.sent import answers, token_times
+from tidelane.engine.channel import AboutRequest, Refused, Submit, ToFront, Tokens
 from tidelane.engine.estimation.estimates import Estimates
 from tidelane.engine.execution.executor import Executor
 from tidelane.engine.lanes.partition import PartitionTable
@@ -102,22 +103,10 @@ class Rig:
         self.loop.run(until or (lambda: self.ledger.empty and not self.desk.inbox and self.ledger.flight.idle))
 
     def answers(self) -> dict[str, list[int]]:
-        """The tokens of each request so far."""
-        tokens: dict[str, list[int]] = {}
-        for message in self.desk.sent:
-            if isinstance(message, Accepted):
-                tokens[message.request_id] = []
-            elif isinstance(message, Tokens):
-                tokens[message.request_id] += [new.token_id for new in message.new]
-        return tokens
+        return answers(self.desk.sent)
 
     def token_times(self) -> dict[str, list[float]]:
-        """When each token of each request was made known."""
-        times: dict[str, list[float]] = {}
-        for message in self.desk.sent:
-            if isinstance(message, Tokens):
-                times.setdefault(message.request_id, []).extend([message.time_s] * len(message.new))
-        return times
+        return token_times(self.desk.sent)
 
     def errors(self) -> dict[str, str]:
         """What went wrong, by request."""
