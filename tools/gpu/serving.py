@@ -24,7 +24,7 @@ from tidelane.engine.estimation.passes import decode_work, prefill_work
 from tidelane.engine.estimation.profile import ProfileKey, write_profile
 from tidelane.engine.gpu import GpuParts, calibrate_gpu, cuda_executor, open_gpu
 from tidelane.engine.lanes.partition import Partition
-from tidelane.engine.model.attention_cuda import NAME, paged_attention, register
+from tidelane.engine.model.attention_cuda import NAME, register
 from tidelane.engine.model.fusing import fuse
 from tidelane.engine.profiling.campaign import measure
 from tidelane.engine.profiling.probes import Probe, Room, probes
@@ -63,7 +63,7 @@ class Serving:
         self.begun_s = time.monotonic()
         register()
         module: Any = llama_8b(self.device, NAME, MOST_TOKENS)
-        fuse(module, paged_attention)
+        fuse(module)
         self.weight_bytes: int = sum(p.nbytes for p in module.parameters() if p.dim() > 1)
         self.weight_bytes -= module.get_input_embeddings().weight.nbytes
         self.layout = layout_of(module)

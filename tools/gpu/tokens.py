@@ -29,7 +29,7 @@ from tidelane.engine.execution.graphs import DecodeSteps, StepBuffers, buckets
 from tidelane.engine.gpu import GpuParts, cuda_executor, open_gpu
 from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.lanes.partition import PartitionTable, sm_table
-from tidelane.engine.model.attention_cuda import NAME, PLAIN, paged_attention, register
+from tidelane.engine.model.attention_cuda import NAME, PLAIN, register
 from tidelane.engine.model.forward import SlicedModel
 from tidelane.engine.model.fusing import fuse
 from tidelane.engine.request import Request, Sampling
@@ -67,7 +67,7 @@ class Machine:
 
 
 def open_machine(module: Any, *, dry_run: bool) -> Machine:
-    fuse(module, paged_attention)
+    fuse(module)
     layout, vocab_size = layout_of(module), module.config.vocab_size
     if not dry_run:
         parts = open_gpu(

@@ -274,17 +274,6 @@ def test_an_mlp_with_the_same_parts_and_another_formula_stays() -> None:
     assert fuse_gated_mlps(torch.nn.Sequential(own)) == 0
 
 
-def _queries(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    return query.transpose(1, 2), None
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_attention_of_every_family_is_one_matrix(family: str, tmp_path: Path) -> None:
     module = load(save(family, tmp_path / family), "float32", None, CPU).module
@@ -313,7 +302,7 @@ def test_fused_attention_gives_its_function_what_the_models_own_gives(family: st
     with torch.inference_mode():
         tokens = torch.tensor([[7, 8, 9, 10, 11]])
         own = model(tokens, **passed).logits
-        assert fuse_attention(model, see) == SHAPE["num_hidden_layers"]
+        assert fuse_attention(model) == SHAPE["num_hidden_layers"]
         fused = model(tokens, **passed).logits
     torch.testing.assert_close(own, fused)
     half = len(seen) // 2
@@ -346,7 +335,7 @@ def test_attention_with_the_same_parts_and_another_formula_stays(kind: type[Llam
     model = LlamaForCausalLM(LlamaConfig(**SHAPE))
     own = model.model.layers[1].self_attn
     model.model.layers[1].self_attn = kind(own.config, 1)
-    assert fuse_attention(model, _queries) == SHAPE["num_hidden_layers"] - 1
+    assert fuse_attention(model) == SHAPE["num_hidden_layers"] - 1
     assert type(model.model.layers[1].self_attn) is kind
 
 
@@ -354,10 +343,10 @@ def test_attention_whose_projections_are_not_plain_stays() -> None:
     model = LlamaForCausalLM(LlamaConfig(**SHAPE))
     attention = model.model.layers[0].self_attn
     attention.v_proj = cast("Any", torch.nn.Sequential(attention.v_proj))
-    assert fuse_attention(model, _queries) == SHAPE["num_hidden_layers"] - 1
+    assert fuse_attention(model) == SHAPE["num_hidden_layers"] - 1
 
 
 def test_attention_that_rotates_a_part_of_each_head_stays() -> None:
     model = LlamaForCausalLM(LlamaConfig(**SHAPE))
     model.model.rotary_emb = LlamaRotaryEmbedding(LlamaConfig(**{**SHAPE, "head_dim": 8}))
-    assert fuse_attention(model, _queries) == 0
+    assert fuse_attention(model) == 0

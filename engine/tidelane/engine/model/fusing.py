@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import AttentionInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from typing_extensions import override
 
 # Of the pass, not of the layer: every attention function is given these anew.
 PASSED = frozenset({"position_ids", "use_cache", "cache", "past_key_values", "cache_position", "ragged"})
 
 
-def fuse(model: Any, attend: Attend) -> None:
-    """All of it, as far as it fits the transformers `model`, whose attention is to call `attend`."""
+def fuse(model: Any) -> None:
+    """All of it, as far as it fits the transformers `model`."""
     fuse_rms_norms(model)
     fuse_gated_mlps(model)
-    fuse_attention(model, attend)
+    fuse_attention(model)
 
 
 class CpuRmsNorm(torch.nn.Module):
@@ -143,34 +144,19 @@ def _can_join(linears: Sequence[Any]) -> bool:
     )
 
 
-class Attend(Protocol):
-    """transformers' form of an attention function: `query` [1, heads, rows, dim], `key` and `value` [1, kv_heads, rows,
-    dim]; returns [1, rows, heads, dim], and weights or None."""
-
-    def __call__(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        **options: Any,
-    ) -> tuple[torch.Tensor, Any]: ...
-
-
 class PlainAttention(torch.nn.Module):
     """Attention as Llama spells it, q, k and v as one matrix and q and k rotated at once; each may be normed by head.
 
-    `options` go to `attend` with every pass: the scale, a window.
+    `options` go to the attention function with every pass: the scale, a window.
     """
 
-    def __init__(self, own: Any, attend: Attend, options: Mapping[str, Any]) -> None:
+    def __init__(self, own: Any, options: Mapping[str, Any]) -> None:
         super().__init__()
+        self.config = own.config  # names the attention function
         self.layer_idx = own.layer_idx  # attention functions look for their layer's KV by it
         self.qkv = _joined([own.q_proj, own.k_proj, own.v_proj])
         self.o_proj = own.o_proj
         self.q_norm, self.k_norm = getattr(own, "q_norm", None), getattr(own, "k_norm", None)
-        self.attend = attend
         self._options = dict(options)
         self._dim = own.head_dim
         self._heads = own.q_proj.out_features // own.head_dim
@@ -191,7 +177,8 @@ class PlainAttention(torch.nn.Module):
             query, key = turning.split_with_sizes((heads, kv_heads), dim=2)
             turning = torch.cat((self.q_norm(query), self.k_norm(key)), dim=2)
         query, key = _rotated(turning, *position_embeddings).transpose(1, 2).split_with_sizes((heads, kv_heads), dim=1)
-        out, weights = self.attend(self, query, key, value.transpose(1, 2), attention_mask, **self._options, **passed)
+        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        out, weights = attend(self, query, key, value.transpose(1, 2), attention_mask, **self._options, **passed)
         return self.o_proj(out.flatten(2)), weights
 
 
@@ -206,8 +193,8 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
     return out
 
 
-def fuse_attention(model: Any, attend: Attend) -> int:
-    """Replace the attention of each layer that is plain, to call `attend`; how many it replaced."""
+def fuse_attention(model: Any) -> int:
+    """Replace the attention of each layer where it is plain; how many it replaced."""
     rotary = getattr(model.base_model, "rotary_emb", None)
     plain = [
         (parent, name, own)
@@ -219,7 +206,6 @@ def fuse_attention(model: Any, attend: Attend) -> int:
     for parent, name, own in plain:
         fused = _fused_attention(own, rotary)
         if fused is not None:
-            fused.attend = attend
             setattr(parent, name, fused)
             replaced += 1
     return replaced
@@ -239,8 +225,8 @@ def _fused_attention(own: Any, rotary: Any) -> PlainAttention | None:
         with torch.inference_mode(), theirs.in_place_of(own.config):
             passed = {"position_embeddings": rotary(sample, positions), "attention_mask": None}
             expected, _ = own(sample, position_ids=positions, **passed)
-        fused = PlainAttention(own, ours, theirs.options).eval()
-        with torch.inference_mode():
+        fused = PlainAttention(own, theirs.options).eval()
+        with torch.inference_mode(), ours.in_place_of(own.config):
             got, _ = fused(sample, **passed)
     except (TypeError, AttributeError, LookupError, ValueError, RuntimeError):
         return None  # wants more than plain attention is given, or other shapes

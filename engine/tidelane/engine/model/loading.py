@@ -89,7 +89,7 @@ def load(folder: Path, dtype_name: str, max_context_tokens: int | None, device: 
     module, report = loaded
     _check_weights(folder, report)
     module = module.to(device).eval()
-    fuse(module, paged.paged_attention)
+    fuse(module)
     _settle_weights(module)
     config = module.config.get_text_config()
     own_limit = getattr(config, "max_position_embeddings", None)
