@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from engine.core.models import save
+from engine.handover.processes import prefill_sides, runs
 from tidelane.engine.bench.in_process import InProcessEngine
 from tidelane.engine.channel import ToFront, Tokens
 from tidelane.engine.errors import CannotServe, PrefillSideLost
@@ -106,26 +107,14 @@ def engine(loaded: LoadedModel) -> Iterator[Apart]:
     with Apart(loaded) as engine:
         yield engine
         assert engine.ledger.pool.free == BLOCKS
-    assert not [child for child in psutil.Process().children() if is_prefill_side(child)]
+    assert prefill_sides(os.getpid()) == []
     assert set(Path("/dev/shm").iterdir()) == names
-
-
-def runs(process: psutil.Process) -> bool:
-    """Not so once dead, be it unreaped: to reap an orphan is for the machine's first process."""
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def descriptors() -> Counter[str]:
     """What this process has open, once nothing is kept that nobody needs."""
     gc.collect()
     return Counter(str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink())
-
-
-def is_prefill_side(process: psutil.Process) -> bool:
-    return "tidelane.engine.handover" in process.cmdline()
 
 
 # ---- the prefill side dies ------------------------------------------------------------------------------------------
@@ -325,7 +314,7 @@ def test_when_the_decode_side_is_killed_the_other_is_gone_within_two_seconds(fol
         if moment != "starting":
             assert decode_side.stdout.readline() == b"there\n"
         deadline_s = time.monotonic() + PATIENCE_S
-        while not (sides := [c for c in psutil.Process(decode_side.pid).children() if is_prefill_side(c)]):
+        while not (sides := prefill_sides(decode_side.pid)):
             assert time.monotonic() < deadline_s
             time.sleep(0.01)  # the interval of a poll with a deadline
         decode_side.kill()
