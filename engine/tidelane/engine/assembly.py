@@ -92,7 +92,8 @@ def load_parts(config: ComputeConfig) -> Parts:
     folder = resolve(config.model, config.model_store, _log.info)
     loaded = load(folder, config.dtype, config.max_context_tokens, torch.device("cpu"))
     layout = loaded.facts.kv_layout
-    pool = DevicePool.allocate(layout, _pool_blocks(config, layout), loaded.facts.dtype, torch.device("cpu"))
+    blocks = _pool_blocks(config, layout, psutil.virtual_memory().available)
+    pool = DevicePool.allocate(layout, blocks, loaded.facts.dtype, torch.device("cpu"))
     lanes = CpuLanes(cores, partition_table(len(cores)))
     return Parts(folder, loaded, SlicedModel(loaded.module), pool, lanes)
 
@@ -172,10 +173,12 @@ def _apart(config: ServeConfig, notify: Callable[[], None]) -> _Compute:
     leave_compute_to_lanes()
     folder = resolve(config.model, config.model_store, _log.info)
     loaded = load(folder, config.dtype, config.max_context_tokens, torch.device("cpu"))
+    # The other process has the weights and a pool, too.
+    free_bytes = max(0, psutil.virtual_memory().available - loaded.facts.weight_bytes) // 2
     sides = open_sides(
         loaded,
         cores,
-        _pool_blocks(config, loaded.facts.kv_layout, pools=2),
+        _pool_blocks(config, loaded.facts.kv_layout, free_bytes),
         notify,
         max_context_tokens=config.max_context_tokens,
         log_level=config.log_level,
@@ -209,14 +212,11 @@ def _on_gpu(config: ServeConfig) -> _Compute:
     return _Compute(folder, loaded, parts.model.layers, parts.blocks, table, policies, estimates, executor)
 
 
-def _pool_blocks(config: ComputeConfig, layout: KVLayout, pools: int = 1) -> int:
-    """Blocks of each of `pools` pools."""
-    free_bytes = psutil.virtual_memory().available // pools
+def _pool_blocks(config: ComputeConfig, layout: KVLayout, free_bytes: int) -> int:
     size = config.kv_pool_bytes or min(KV_DEFAULT_MOST_BYTES, int(free_bytes * KV_SHARE_OF_FREE_MEMORY))
     if size > free_bytes:
         raise CannotServe(
-            f"a KV pool of {size} bytes does not fit: {free_bytes} bytes of memory are free"
-            f"{' for each side' if pools > 1 else ''}; ask for less"
+            f"a KV pool of {size} bytes does not fit: {free_bytes} bytes of memory are free for it; ask for less"
         )
     if layout.blocks_in(size) < 1:
         raise CannotServe(

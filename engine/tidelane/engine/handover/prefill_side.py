@@ -27,8 +27,9 @@ from tidelane.engine.wakeup import Wakeup
 
 _log = logging.getLogger(__name__)
 
-# Far beyond any slice. A process that has not answered by then is killed: its lease has run out.
-LEASE_S = 120.0
+# Far beyond any slice, and less than what the engine itself takes for being stuck. A process that has not answered by
+# then is killed: its lease has run out.
+LEASE_S = 150.0
 # One that has lived so long did not fail at starting.
 STEADY_S = 60.0
 LONGEST_DELAY_S = 30.0
@@ -135,15 +136,18 @@ class PrefillSide:
     def _run(self) -> None:
         failures = 0
         for epoch in itertools.count(1):
-            child = self._start()
-            if child is None:
-                return
-            ready_s = self._attend(child, epoch)
-            code = self._end(child)
+            ready_s = None
+            try:
+                child = self._start()
+            except OSError as error:
+                how = f"could not be started: {error}"
+            else:
+                if child is None:
+                    return
+                ready_s = self._attend(child, epoch)
+                how = f"ended with code {self._end(child)}"
             if not self._first.done():
-                self._first.set_exception(
-                    PrefillSideLost(f"the prefill side ended with code {code} before it was ready")
-                )
+                self._first.set_exception(PrefillSideLost(f"the prefill side {how} before it was ready"))
             if self._first.exception() is not None:
                 return
             if ready_s is not None:
@@ -152,12 +156,12 @@ class PrefillSide:
             delay_s = restart_delay_s(failures)
             failures += 1
             if not self._closing.is_set():
-                _log.warning("the prefill side ended with code %d; starting it again in %.0f s", code, delay_s)
+                _log.warning("the prefill side %s; starting it again in %.0f s", how, delay_s)
             if self._closing.wait(delay_s):
                 return
 
     def _start(self) -> _Child | None:
-        """None once closing. What cannot be started counts as one that ended."""
+        """None once closing. Raises OSError when it cannot be started."""
         ours, theirs = socket.socketpair()
         with theirs, self._starting:
             if self._closing.is_set():
