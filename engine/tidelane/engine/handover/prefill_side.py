@@ -90,6 +90,7 @@ class PrefillSide:
         self._closing = threading.Event()
         self._starting = threading.Lock()  # so that `close` finds any process there is
         self._child: _Child | None = None
+        self._lease_ends_s: float | None = None  # while a slice is there
         self._decoder: msgspec.msgpack.Decoder[FromPrefill] = msgspec.msgpack.Decoder(FromPrefill)
         self._thread = threading.Thread(target=self._run, name="prefill-side", daemon=True)
         self._thread.start()
@@ -109,27 +110,41 @@ class PrefillSide:
 
     def order(self, epoch: int, message: ToPrefill) -> None:
         """Never blocks. Lost if the process of `epoch` has ended, of which there is, or will be, news."""
+        if isinstance(message, Compute):
+            self._lease_ends_s = self._clock() + LEASE_S
         self._orders.put((epoch, message))
         self._ordered.notify()
 
     def news(self) -> list[News]:
-        """What has happened since the last call. Never blocks."""
-        news = []
+        """What has happened since the last call. Never blocks. Kills the process if its lease has run out."""
+        news: list[News] = []
         while True:
             try:
                 news.append(self._news.get_nowait())
             except queue.Empty:
-                return news
+                break
+        if any(isinstance(each, Did | Down) for each in news):
+            self._lease_ends_s = None
+        if self._lease_ends_s is not None and self._clock() >= self._lease_ends_s:
+            _log.error("the prefill side has not answered for %.0f s: killing it", LEASE_S)
+            self._lease_ends_s = None
+            self._kill()
+        return news
 
     def close(self) -> None:
         with self._starting:
             self._closing.set()
-            if self._child is not None:
-                self._child.process.kill()
+        self._kill()
         self._ordered.notify()
         self._thread.join()
         self._ordered.close()
         self._memory.close()
+
+    def _kill(self) -> None:
+        """Whatever the thread waits for then, it learns of it."""
+        with self._starting:
+            if self._child is not None:
+                self._child.process.kill()
 
     # ---- on the thread ----------------------------------------------------------------------------------------
 
@@ -176,7 +191,7 @@ class PrefillSide:
         return self._child
 
     def _attend(self, child: _Child, epoch: int) -> float | None:
-        """Until it ends, overstays its lease, or we close. When it was ready; None if it never was."""
+        """Until it ends, or we close. When it was ready; None if it never was."""
         ready_s = None
         try:
             ready = self._decoder.decode(child.link.recv_bytes())
@@ -196,22 +211,14 @@ class PrefillSide:
         return ready_s
 
     def _talk(self, link: Connection, epoch: int) -> None:
-        lease_ends_s: float | None = None
         while not self._closing.is_set():
-            left_s = None if lease_ends_s is None else max(0.0, lease_ends_s - self._clock())
-            readable = wait([link, self._ordered.fileno()], left_s)
+            readable = wait([link, self._ordered.fileno()])
             if link in readable:
                 said = self._decoder.decode(link.recv_bytes())
                 assert isinstance(said, Computed)
-                lease_ends_s = None
                 self._tell(Did(epoch, said.completion))
             for message in self._taken_orders(epoch):
                 link.send_bytes(msgspec.msgpack.encode(message))
-                if isinstance(message, Compute):
-                    lease_ends_s = self._clock() + LEASE_S
-            if lease_ends_s is not None and self._clock() >= lease_ends_s:
-                _log.error("the prefill side has not answered for %.0f s", LEASE_S)
-                return
 
     def _taken_orders(self, epoch: int) -> list[ToPrefill]:
         self._ordered.clear()
