@@ -322,7 +322,8 @@ def test_the_command_gets_its_cores_gpus_and_memory() -> None:
     assert claimed_cores(on_gpus, devices) == ()
     assert engine_environment(on_cpu, devices)["CUDA_VISIBLE_DEVICES"] == ""
     assert engine_environment(on_gpus, devices)["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-0"
-    assert kv_pool_bytes(on_cpu, devices) == (4 * GIB - GIB) // 2
-    assert kv_pool_bytes(on_gpus, devices) == 0
+    assert kv_pool_bytes(on_cpu, devices, 1) == (4 * GIB - GIB) // 2
+    assert kv_pool_bytes(on_cpu, devices, 2) == (4 * GIB - GIB) // 4
+    assert kv_pool_bytes(on_gpus, devices, 1) == 0
     whole: dict[str, Device] = {"cpu": cpu(slots=1)}
-    assert kv_pool_bytes(Claim((Slot("cpu"),), GIB), whole) == 0
+    assert kv_pool_bytes(Claim((Slot("cpu"),), GIB), whole, 1) == 0

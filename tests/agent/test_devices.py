@@ -19,10 +19,11 @@ from agent.rig import GIB, cpu, gpu, spec
 from tidelane.agent.cpu import CpuInventory, cpu_quota, memory_limit_bytes
 from tidelane.agent.devices import DeviceInventory, DeviceKind, FirstFound, FixedInventory
 from tidelane.agent.errors import CannotStart
-from tidelane.agent.footprint import ENGINE_OVERHEAD_BYTES, StoredWeights, footprint
+from tidelane.agent.footprint import ENGINE_OVERHEAD_BYTES, Footprint, StoredWeights, footprint
 from tidelane.agent.gpu import NvmlInventory
 from tidelane.agent.inventory import find_inventory
-from tidelane.rpc.wire import KvCacheSpec, ModelSpec
+from tidelane.engine.slo import Slo
+from tidelane.rpc.wire import ExecutionMode, KvCacheSpec, ModelSpec, Objective
 
 
 class FakeNvml:
@@ -277,3 +278,12 @@ def test_the_footprint_is_weights_overhead_and_reserved_kv(tmp_path: Path, dtype
     need = footprint(wanted, StoredWeights(tmp_path))
     assert need.device_bytes == 1000 * bytes_each
     assert need.host_bytes == ENGINE_OVERHEAD_BYTES + GIB
+
+
+def test_an_engine_of_two_processes_needs_the_weights_twice(tmp_path: Path) -> None:
+    safetensors(tmp_path / "builtin/tiny/a.safetensors", (1000,))
+    apart = Objective(Slo(ttft_s=1.0, tpot_s=0.1), ExecutionMode.DISAGGREGATED)
+    need = footprint(
+        spec(model=ModelSpec("builtin://tiny", "tiny", "float32"), objective=apart), StoredWeights(tmp_path)
+    )
+    assert need == Footprint(2 * 4000, 2 * ENGINE_OVERHEAD_BYTES)

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import httpx
 import openai
 import psutil
@@ -20,6 +22,7 @@ from google.protobuf import json_format
 
 from agent.engine_control_contract import EngineControlContract, RunningEngine, StartEngine, objective
 from engine.core.models import save
+from engine.handover.processes import prefill_sides, runs
 from tidelane.rpc import serving_pb2
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -168,6 +171,80 @@ async def test_killed_in_mid_stream_every_client_hears_of_it_and_nothing_stays(s
     gone, alive = await asyncio.to_thread(psutil.wait_procs, family, 5)
     assert alive == []
     assert len(gone) >= 1
+
+
+async def test_two_processes_answer_as_one_and_survive_the_death_of_the_one_that_prefills(tmp_path: Path) -> None:
+    prompts = ["The capital of France is", "One, two, three, four," * 40, "Water boils at"]
+    texts: dict[serving_pb2.ExecutionMode, list[str]] = {}
+    # One core for the one process, as each of the two has: then the same numbers are added in the same order.
+    for mode, cores in ((serving_pb2.MIXED_BATCH, "0"), (serving_pb2.DISAGGREGATED, "0,1")):
+        port = free_port()
+        with subprocess.Popen([*serve_command(port, tmp_path, mode), "--cores", cores]) as process:
+            try:
+                engine = Served(process, port)
+                await engine.until_ready()
+                async with openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="none", timeout=300) as client:
+                    texts[mode] = [await text_of(client, prompt, 40) for prompt in prompts]
+                    if mode == serving_pb2.DISAGGREGATED:
+                        await outlive_a_prefill_side(engine, client, texts[mode])
+            finally:
+                process.kill()
+    assert texts[serving_pb2.DISAGGREGATED] == texts[serving_pb2.MIXED_BATCH]
+
+
+async def outlive_a_prefill_side(engine: Served, client: openai.AsyncOpenAI, known: list[str]) -> None:
+    """A stream that has its first token goes on; one that has none yet waits for the next process, and is answered."""
+    (first,) = prefill_sides(engine.process.pid)
+    stream = await client.completions.create(
+        model="chat",
+        prompt="The capital of France is",
+        max_tokens=400,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    text = ""
+    waiting: asyncio.Task[str] | None = None
+    async for chunk in stream:
+        text += chunk.choices[0].text
+        if waiting is None:
+            first.kill()
+            waiting = asyncio.create_task(text_of(client, "Water boils at", 40))
+    assert text.startswith(known[0])
+    assert waiting is not None
+    assert await waiting == known[2]
+    (second,) = prefill_sides(engine.process.pid)
+    assert second.pid != first.pid
+    await engine.until_idle()
+    assert await engine.metric("kv_cache_usage_perc") == 0.0
+    engine.process.kill()
+    async with asyncio.timeout(2):
+        while runs(second):
+            await asyncio.sleep(0.01)  # the interval of a poll with a deadline
+
+
+async def test_the_mode_of_two_processes_is_settled_at_the_start(tmp_path: Path) -> None:
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(*serve_command(port, tmp_path))
+    engine = RunningEngine(process, tmp_path / "control", "127.0.0.1", port, initial_revision=1)
+    try:
+        await engine.until(lambda _: True)
+        wanted = objective(revision=2)
+        wanted.mode = serving_pb2.DISAGGREGATED
+        with pytest.raises(grpc.aio.AioRpcError, match="Disaggregated needs another start") as refused:
+            await engine.stub.SetObjective(wanted)
+        assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    finally:
+        process.kill()
+        await process.wait()
+        await engine.channel.close()
+
+
+def test_two_processes_on_one_core_are_refused_with_the_reason(tmp_path: Path) -> None:
+    command = [*serve_command(free_port(), tmp_path, serving_pb2.DISAGGREGATED), "--cores", "1"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert ended.returncode == 78
+    assert "execution mode Disaggregated needs two cores" in ended.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import pytest
 from typing_extensions import override
 
 from cluster.harness import Cluster
+from engine.handover.processes import prefill_sides, runs
 
 from .operator_rig import OperatorRig, until
 
@@ -105,6 +106,22 @@ def test_apply_ask_look_patch_delete(path: WholePath) -> None:
     assert path.get("service") is None
     with pytest.raises(openai.APIConnectionError):
         ask(endpoint)
+
+
+def test_a_patch_to_two_processes_replaces_the_engine(path: WholePath) -> None:
+    engine = path.engine()
+    assert engine is not None
+    answer = ask(status(path)["endpoint"])
+    mode = {"spec": {"execution": {"mode": "Disaggregated"}}}
+    path.kubectl("patch", "tlsvc", "chat", "--type=merge", "-p", json.dumps(mode))
+    until(lambda: path.condition("Ready")[0] == "True" and not engine.is_running(), "another engine", STARTED_S)
+    path.until_serving(generation=2)
+    replaced = path.engine()
+    assert replaced is not None
+    (side,) = prefill_sides(replaced.pid)
+    assert ask(status(path)["endpoint"]) == answer
+    path.kubectl("delete", "tlsvc", "chat", "--timeout=90s")
+    until(lambda: not runs(side), "the prefill side is gone")
 
 
 def test_an_engine_killed_in_mid_stream_leaves_ready_and_returns(path: WholePath) -> None:

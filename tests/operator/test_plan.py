@@ -172,7 +172,6 @@ class TestChangingTheSpec:
     @pytest.mark.parametrize(
         ("spec", "field"),
         [
-            ({"execution": {"mode": "Disaggregated"}}, "spec.execution.mode"),
             ({"kvCache": {"dtype": "int8"}}, "spec.kvCache.dtype"),
             ({"replicas": None, "scaling": {"min": 1, "max": 2}}, "spec.scaling"),
         ],

@@ -43,10 +43,10 @@ class PlanMachine(RuleBasedStateMachine):
             self.world.edit(replicas=replicas, resources={"gpus": gpus})
             self.settle()
 
-    @rule(mode=st.sampled_from(["Lanes", "Disaggregated"]))
-    def ask_for_what_can_be_done_or_not(self, mode: str) -> None:
+    @rule(dtype=st.sampled_from(["auto", "int8"]))
+    def ask_for_what_can_be_done_or_not(self, dtype: str) -> None:
         if self.world.raw and not self.deleted:
-            self.world.edit(execution={"mode": mode})
+            self.world.edit(kvCache={"dtype": dtype})
             self.settle()
 
     @rule(name=node_names, seconds=st.sampled_from([TIMING.unreachable_s, TIMING.move_s]))

@@ -55,12 +55,13 @@ def claimed_cores(claim: Claim, devices: Mapping[str, Device]) -> tuple[int, ...
     )
 
 
-def kv_pool_bytes(claim: Claim, devices: Mapping[str, Device]) -> int:
-    """0, the engine's own choice, where it has a device to itself; half of what its slot leaves where it shares one."""
+def kv_pool_bytes(claim: Claim, devices: Mapping[str, Device], pools: int) -> int:
+    """Of each of `pools` pools. 0, the engine's own choice, where it has a device to itself; together half of what its
+    slot leaves where it shares one."""
     shared = [devices[slot.device_id] for slot in claim.slots if slot.device_id in devices]
     if not any(device.slots > 1 for device in shared):
         return 0
-    return sum(max(0, device.slot_memory_bytes - claim.bytes_per_slot) // 2 for device in shared)
+    return sum(max(0, device.slot_memory_bytes - claim.bytes_per_slot) // (2 * pools) for device in shared)
 
 
 def engine_environment(claim: Claim, devices: Mapping[str, Device]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tidelane.rpc.wire import ModelSpec, ReplicaSpec
+from tidelane.rpc.wire import ExecutionMode, ModelSpec, ReplicaSpec
 
 # torch, the HTTP process and their libraries, resident, before any weights: measured 0.4 to 0.6 GiB on x86-64.
 ENGINE_OVERHEAD_BYTES = 512 << 20
@@ -33,8 +33,14 @@ class Weights(Protocol):
 
 def footprint(spec: ReplicaSpec, weights: Weights) -> Footprint:
     bytes_each = 4 if spec.model.dtype == "float32" else 2
-    device_bytes = (weights.parameters(spec.model) or 0) * bytes_each
-    return Footprint(device_bytes, ENGINE_OVERHEAD_BYTES + spec.kv_cache.host_memory_bytes)
+    copies = copies_of_the_model(spec)
+    device_bytes = (weights.parameters(spec.model) or 0) * bytes_each * copies
+    return Footprint(device_bytes, ENGINE_OVERHEAD_BYTES * copies + spec.kv_cache.host_memory_bytes)
+
+
+def copies_of_the_model(spec: ReplicaSpec) -> int:
+    """How many of the engine's processes load it, and have a KV pool for it."""
+    return 2 if spec.objective.mode is ExecutionMode.DISAGGREGATED else 1
 
 
 class StoredWeights:

@@ -18,6 +18,7 @@ from tidelane.agent.devices import Device
 from tidelane.agent.engine_process import EngineProcess, clear_up
 from tidelane.agent.errors import TryLater
 from tidelane.agent.feedback import Measured, next_objective
+from tidelane.agent.footprint import copies_of_the_model
 from tidelane.agent.lifecycle import Limits, Situation, Wanted
 from tidelane.agent.ports import choose_port
 from tidelane.agent.running import RunningEngine
@@ -152,7 +153,7 @@ class Replica:
                 self.folder.control_socket,
                 around.model_store,
                 claimed_cores(claim, devices),
-                kv_pool_bytes(claim, devices),
+                kv_pool_bytes(claim, devices, copies_of_the_model(spec)),
             )
             process = EngineProcess.start(
                 [*around.engine_command, *arguments],

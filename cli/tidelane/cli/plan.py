@@ -41,7 +41,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--policies",
         default="auto,lanes,chunked",
         metavar="NAMES",
-        help="whose modes to weigh, all with our order of prompts (%(default)s; disaggregated is not served yet)",
+        help="whose modes to weigh, all with our order of prompts (%(default)s)",
     )
     parser.set_defaults(run=run)
 

@@ -23,7 +23,9 @@ from tidelane.engine.execution.cpu import CpuExecutor
 from tidelane.engine.execution.executor import Executor
 from tidelane.engine.execution.starting import find_profile, starting_estimates
 from tidelane.engine.gpu import calibrate_gpu, cuda_executor, gpu_key, open_gpu
+from tidelane.engine.handover.opening import Cores, open_sides
 from tidelane.engine.kv.device import DevicePool
+from tidelane.engine.kv.layout import KVLayout
 from tidelane.engine.lanes.cores import CpuLanes, leave_compute_to_lanes
 from tidelane.engine.lanes.green import widen_queues
 from tidelane.engine.lanes.partition import PartitionTable, partition_table
@@ -33,12 +35,14 @@ from tidelane.engine.model.forward import SlicedModel
 from tidelane.engine.model.loading import LoadedModel, load
 from tidelane.engine.model.store import resolve
 from tidelane.engine.reports import scheduling_objective
-from tidelane.engine.scheduling.policies import live_policies
+from tidelane.engine.scheduling.plan import Scheduler
+from tidelane.engine.scheduling.policies import apart_policies, live_policies
 from tidelane.engine.sequence import Sequence
 from tidelane.engine.usage import Usage
 from tidelane.engine.wakeup import Wakeup
 from tidelane.engine.window import LatencyWindow
 from tidelane.rpc import serving_pb2
+from tidelane.rpc.wire import ExecutionMode
 
 _log = logging.getLogger(__name__)
 
@@ -66,10 +70,6 @@ class Parts:
     pool: DevicePool
     lanes: CpuLanes
 
-    @property
-    def blocks(self) -> int:
-        return self.pool.keys[0].shape[0] // self.pool.layout.block_tokens
-
 
 @dataclass(frozen=True, slots=True)
 class _Compute:
@@ -80,6 +80,7 @@ class _Compute:
     layers: int
     blocks: int
     table: PartitionTable
+    policies: Mapping[str, Scheduler]
     estimates: Estimates
     executor: Callable[[Mapping[str, Sequence], Callable[[], None]], Executor]
 
@@ -90,7 +91,9 @@ def load_parts(config: ComputeConfig) -> Parts:
     cores = config.cores or tuple(sorted(os.sched_getaffinity(0)))
     folder = resolve(config.model, config.model_store, _log.info)
     loaded = load(folder, config.dtype, config.max_context_tokens, torch.device("cpu"))
-    pool = _allocate_pool(config, loaded)
+    layout = loaded.facts.kv_layout
+    blocks = _pool_blocks(config, layout, psutil.virtual_memory().available)
+    pool = DevicePool.allocate(layout, blocks, loaded.facts.dtype, torch.device("cpu"))
     lanes = CpuLanes(cores, partition_table(len(cores)))
     return Parts(folder, loaded, SlicedModel(loaded.module), pool, lanes)
 
@@ -103,7 +106,7 @@ def assemble(
     identity: serving_pb2.EngineStatus,
 ) -> Engine:
     """Load the model and wire everything. Raises CannotServe when it can never run as asked."""
-    compute = _on_gpu(config) if _wants_gpu(config) else _on_cpu(config)
+    compute = _compute(config, wakeup.notify)
     loaded = compute.loaded
     window = LatencyWindow(time.monotonic)
     layout = loaded.facts.kv_layout
@@ -121,7 +124,7 @@ def assemble(
     usage = Usage(compute.table.units, time.monotonic())
     identity.model_digest = loaded.facts.digest
     desk = ChannelDesk(endpoint, wakeup, room, ledger, usage, window, identity)
-    policies = live_policies(compute.table)
+    policies = compute.policies
     loop = Loop(ledger=ledger, policies=policies, executor=executor, desk=desk, usage=usage, clock=time.monotonic)
     facts = Facts(
         served_name=config.served_name,
@@ -133,6 +136,15 @@ def assemble(
         queue_limit=config.queue_limit,
     )
     return Engine(loop, ledger, executor, desk, facts)
+
+
+def _compute(config: ServeConfig, notify: Callable[[], None]) -> _Compute:
+    gpu = _wants_gpu(config)
+    if config.objective.mode is ExecutionMode.DISAGGREGATED:
+        if gpu:
+            raise CannotServe("execution mode Disaggregated runs on CPU cores only, so far: name some with --cores")
+        return _apart(config, notify)
+    return _on_gpu(config) if gpu else _on_cpu(config)
 
 
 def _wants_gpu(config: ServeConfig) -> bool:
@@ -149,7 +161,32 @@ def _on_cpu(config: ServeConfig) -> _Compute:
     model, pool, lanes = parts.model, parts.pool, parts.lanes
     estimates = starting_estimates(model, pool, lanes, parts.loaded.facts, config)
     executor = partial(CpuExecutor, model, pool, lanes)
-    return _Compute(parts.folder, parts.loaded, model.layers, parts.blocks, lanes.table, estimates, executor)
+    policies = live_policies(lanes.table)
+    return _Compute(parts.folder, parts.loaded, model.layers, pool.blocks, lanes.table, policies, estimates, executor)
+
+
+def _apart(config: ServeConfig, notify: Callable[[], None]) -> _Compute:
+    """Decode here, prefill in a child process, each on cores of its own."""
+    cores = Cores.split(config.cores or tuple(sorted(os.sched_getaffinity(0))))
+    if config.profile is not None:
+        raise CannotServe("execution mode Disaggregated times its two processes itself: start it without --profile")
+    leave_compute_to_lanes()
+    folder = resolve(config.model, config.model_store, _log.info)
+    loaded = load(folder, config.dtype, config.max_context_tokens, torch.device("cpu"))
+    # The other process has the weights and a pool, too.
+    free_bytes = max(0, psutil.virtual_memory().available - loaded.facts.weight_bytes) // 2
+    sides = open_sides(
+        loaded,
+        cores,
+        _pool_blocks(config, loaded.facts.kv_layout, free_bytes),
+        notify,
+        max_context_tokens=config.max_context_tokens,
+        log_level=config.log_level,
+    )
+    policies = apart_policies(cores.partition)
+    return _Compute(
+        folder, loaded, sides.model.layers, sides.pool.blocks, cores.table, policies, sides.estimates, sides.executor
+    )
 
 
 def _on_gpu(config: ServeConfig) -> _Compute:
@@ -171,20 +208,19 @@ def _on_gpu(config: ServeConfig) -> _Compute:
     if profile is not None:
         estimates = profile.estimates()
     executor = partial(cuda_executor, parts)
-    return _Compute(folder, loaded, parts.model.layers, parts.blocks, table, estimates, executor)
+    policies = live_policies(table)
+    return _Compute(folder, loaded, parts.model.layers, parts.blocks, table, policies, estimates, executor)
 
 
-def _allocate_pool(config: ComputeConfig, loaded: LoadedModel) -> DevicePool:
-    layout = loaded.facts.kv_layout
-    free_bytes = psutil.virtual_memory().available
+def _pool_blocks(config: ComputeConfig, layout: KVLayout, free_bytes: int) -> int:
     size = config.kv_pool_bytes or min(KV_DEFAULT_MOST_BYTES, int(free_bytes * KV_SHARE_OF_FREE_MEMORY))
     if size > free_bytes:
         raise CannotServe(
-            f"a KV pool of {size} bytes does not fit: {free_bytes} bytes of memory are free; ask for less"
+            f"a KV pool of {size} bytes does not fit: {free_bytes} bytes of memory are free for it; ask for less"
         )
     if layout.blocks_in(size) < 1:
         raise CannotServe(
             f"a KV pool of {size} bytes is too small: this model's KV of {layout.block_tokens} tokens, the least that "
             f"can be held, takes {layout.block_bytes} bytes"
         )
-    return DevicePool.allocate(layout, layout.blocks_in(size), loaded.facts.dtype, torch.device("cpu"))
+    return layout.blocks_in(size)

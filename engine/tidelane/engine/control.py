@@ -16,11 +16,16 @@ from typing_extensions import override
 from tidelane.rpc import serving_pb2, serving_pb2_grpc
 from tidelane.rpc.wire import ExecutionMode, Objective, objective_from_wire
 
-SUPPORTED_MODES = frozenset(ExecutionMode) - {ExecutionMode.DISAGGREGATED}
+# How many processes an engine is, is settled at its start: it changes between modes of its own kind only.
+_TWO_PROCESSES = frozenset({ExecutionMode.DISAGGREGATED})
+_ONE_PROCESS = frozenset(ExecutionMode) - _TWO_PROCESSES
 
 
 class ControlRoom:
-    """What the agent asked for and what it may know. `notify` wakes the loop."""
+    """What the agent asked for and what it may know. `notify` wakes the loop.
+
+    `modes` are those that it may ask for while the engine runs.
+    """
 
     def __init__(self, objective: Objective, notify: Callable[[], None]) -> None:
         self._changed = threading.Condition()
@@ -28,6 +33,7 @@ class ControlRoom:
         self._status = serving_pb2.EngineStatus(state=serving_pb2.EngineStatus.LOADING)
         self._version = 0
         self._objective = objective
+        self.modes = _TWO_PROCESSES if objective.mode in _TWO_PROCESSES else _ONE_PROCESS
         self._drain_by_s: float | None = None
         self._closed = False
 
@@ -92,8 +98,12 @@ class EngineService(serving_pb2_grpc.EngineServicer):
             objective = objective_from_wire(request)
         except ValueError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        if objective.mode not in SUPPORTED_MODES:
-            context.abort(grpc.StatusCode.UNIMPLEMENTED, unsupported(objective.mode))
+        if objective.mode not in self._room.modes:
+            message = (
+                f"execution mode {objective.mode} needs another start: this engine can change between "
+                f"{', '.join(sorted(self._room.modes))}"
+            )
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
         self._room.set_objective(objective)
         return serving_pb2.SetObjectiveResponse()
 
@@ -101,11 +111,6 @@ class EngineService(serving_pb2_grpc.EngineServicer):
     def Drain(self, request: serving_pb2.DrainRequest, context: grpc.ServicerContext) -> serving_pb2.DrainResponse:
         self._room.drain(request.deadline_s)
         return serving_pb2.DrainResponse()
-
-
-def unsupported(mode: ExecutionMode) -> str:
-    known = ", ".join(sorted(SUPPORTED_MODES))
-    return f"execution mode {mode} is not supported by this engine yet; it has {known}"
 
 
 def start_control_server(room: ControlRoom, socket_path: str) -> grpc.Server:

@@ -13,3 +13,7 @@ class EngineStuck(RuntimeError):
 
 class FrontLost(RuntimeError):
     """The HTTP front died: restart the engine."""
+
+
+class PrefillSideLost(RuntimeError):
+    """The process that prefills ended before it was ready for the first time: restart the engine."""

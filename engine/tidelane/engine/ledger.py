@@ -13,7 +13,7 @@ from types import MappingProxyType
 from tidelane.engine.channel import Accepted, RefusalReason, Refused, ToFront, Tokens
 from tidelane.engine.estimation.estimates import Estimates, Phase
 from tidelane.engine.estimation.passes import PassWork, decode_work, prefill_work
-from tidelane.engine.execution.executor import Completion, Sampled
+from tidelane.engine.execution.executor import Completion, Event, PrefillBack, PrefillLost, Sampled
 from tidelane.engine.kv.blocks import BlockPool
 from tidelane.engine.lanes.partition import PartitionTable
 from tidelane.engine.request import FinishReason, NewToken, Request
@@ -32,6 +32,8 @@ from tidelane.engine.sequence import Sequence
 from tidelane.engine.slo import Slo, Timeline
 
 _PRIORITY = attrgetter("priority")
+# A prompt during which the process that prefills ended so often may well be what ends it.
+MOST_PREFILLS_LOST = 3
 
 
 def _due(job: Queued) -> tuple[int, float, str]:
@@ -81,6 +83,7 @@ class Ledger:
         self._running: list[Sequence] = []  # by priority
         self._aborted: set[str] = set()  # still in flight or in a paused pass
         self._paused: PrefillSlice | None = None
+        self._no_prefill_since_s: float | None = None
         self._next_job = 1
         self._estimates = estimates
         self._cached_tokens = cached_tokens
@@ -116,8 +119,10 @@ class Ledger:
         return not self._sequences
 
     def still_for_s(self, now_s: float) -> float:
-        """How long what is in flight has neither been joined by a launch nor ended; 0 when nothing is."""
-        return 0.0 if self.flight.idle else now_s - self._progress_s
+        """How long what is in flight has neither been joined by a launch nor ended, or no prefill could be launched,
+        whichever is longer; 0 when neither is so."""
+        still_s = 0.0 if self.flight.idle else now_s - self._progress_s
+        return still_s if self._no_prefill_since_s is None else max(still_s, now_s - self._no_prefill_since_s)
 
     def take_outbox(self) -> list[ToFront]:
         messages, self._outbox = self._outbox, []
@@ -136,6 +141,7 @@ class Ledger:
             flight=self.flight,
             paused=self._paused,
             next_job=self._next_job,
+            can_prefill=self._no_prefill_since_s is None,
             queued=tuple(self._queued),
             queued_by_due=tuple(self._queued_by_due),
             prefilling=prefilling,
@@ -212,6 +218,16 @@ class Ledger:
             self._begun_beside_prefill = self.flight.prefill is not None and not plan.fused
         if self.flight.decode is not None and self.flight.prefill is not None and not plan.fused:
             self._decode_disturbed = self._prefill_disturbed = True
+
+    def hear(self, event: Event, now_s: float) -> None:
+        match event:
+            case Completion():
+                self.commit(event, now_s)
+            case PrefillLost():
+                self._no_prefill_since_s = now_s
+                self._lose_prefill(event.prefill, now_s)
+            case PrefillBack():
+                self._no_prefill_since_s = None
 
     def commit(self, completion: Completion, now_s: float) -> None:
         """Take what a launch produced: computed tokens, new tokens, finished requests, freed blocks."""
@@ -323,13 +339,32 @@ class Ledger:
         sequence.blocks = self.pool.allocate(self._blocks_for(len(sequence.tokens) + 1))
 
     def _preempt(self, sequence: Sequence) -> None:
+        self._requeue(sequence)
+        self.preemptions += 1
+
+    def _requeue(self, sequence: Sequence) -> None:
         """Back to its own place in the queue; what it has generated is kept and computed again."""
         del self._running[bisect_left(self._running, sequence.priority, key=_PRIORITY)]
         self.pool.release(sequence.blocks)
         sequence.blocks, sequence.computed, sequence.seen = [], 0, None
+        sequence.prompt_logprobs = []
         self._view = None
         self._enqueue(sequence)
-        self.preemptions += 1
+
+    def _lose_prefill(self, lost: PrefillSlice | None, now_s: float) -> None:
+        """Every prompt that is not done is queued again; one that was being computed too many times is given up."""
+        self.flight = Flight(self.flight.decode, self.flight.decode_units)
+        self._paused = None
+        hit = {span.id for span in lost.spans} if lost is not None else set()
+        for sequence in [s for s in self._running if isinstance(s.view(), Prefilling)]:
+            sequence.prefills_lost += sequence.id in hit
+            if sequence.id in self._aborted:
+                self._release(sequence)
+            elif sequence.prefills_lost >= MOST_PREFILLS_LOST:
+                error = f"the process that prefills ended {sequence.prefills_lost} times while it was at this prompt"
+                self._finish(sequence, (), FinishReason.ERROR, now_s, error)
+            else:
+                self._requeue(sequence)
 
     def _grow(self, sequence: Sequence) -> None:
         missing = self._blocks_for(sequence.computed + 1) - len(sequence.blocks)

@@ -62,8 +62,8 @@ class Loop:
     def turn(self) -> None:
         """Take in what happened, decide, launch. Never blocks."""
         now_s = self._clock()
-        for completion in self._executor.poll():
-            self._ledger.commit(completion, now_s)
+        for event in self._executor.poll():
+            self._ledger.hear(event, now_s)
         for message in self._desk.messages():
             self._take(message)
         abandoned = self._ledger.abandoned_pass()

@@ -29,6 +29,8 @@ class Sequence:
     first_token_s: float | None = None
     last_token_s: float | None = None
     longest_gap_s: float = 0.0
+    # How often the process that prefills ended while it was at this prompt.
+    prefills_lost: int = 0
     # Of the prompt's tokens so far, when asked for; emptied once sent.
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     prompt_logprobs_sent: bool = False

@@ -14,8 +14,8 @@ from types import FrameType
 
 from tidelane.engine.channel import Endpoint, ToFront, ToLoop, loop_end
 from tidelane.engine.config import ServeConfig
-from tidelane.engine.control import SUPPORTED_MODES, ControlRoom, start_control_server, unsupported
-from tidelane.engine.errors import CannotServe, EngineStuck, FrontLost
+from tidelane.engine.control import ControlRoom, start_control_server
+from tidelane.engine.errors import CannotServe, EngineStuck, FrontLost, PrefillSideLost
 from tidelane.engine.http.config import EX_CONFIG, FrontConfig
 from tidelane.engine.lanes.spinning import limit_spinning
 from tidelane.engine.ledger import Ledger
@@ -42,7 +42,7 @@ def serve(config: ServeConfig) -> int:
     except CannotServe as error:
         _log.error("cannot serve: %s", error)
         return EX_CONFIG
-    except (FrontLost, EngineStuck, OSError) as error:
+    except (FrontLost, PrefillSideLost, EngineStuck, OSError) as error:
         _log.error("cannot go on: %s", error)
         return 1
     return 0
@@ -60,8 +60,6 @@ class _Serving:
         )
 
     def run(self) -> None:
-        if self._config.objective.mode not in SUPPORTED_MODES:
-            raise CannotServe(unsupported(self._config.objective.mode))
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
         # Found out now rather than after the model is loaded. (The front binds it itself, a moment later.)
@@ -126,7 +124,7 @@ class _Serving:
             raise FrontLost(f"the HTTP front ended with code {code}")
         now_s = time.monotonic()
         if ledger.still_for_s(now_s) > STUCK_S:
-            raise EngineStuck(f"a launch has not come back for {STUCK_S:.0f} s")
+            raise EngineStuck(f"a launch, or the process that prefills, has not come back for {STUCK_S:.0f} s")
         drain_by_s = self._room.drain_by_s
         return drain_by_s is not None and (ledger.empty or now_s >= drain_by_s)
 

@@ -20,8 +20,6 @@ FINALIZER: Final = f"{GROUP}/replicas"
 # Lets a deletion end although the agent that owns a replica cannot be reached.
 FORCE_DELETE: Final = f"{GROUP}/force-delete"
 
-SUPPORTED_MODES: Final = tuple(mode for mode in ExecutionMode if mode is not ExecutionMode.DISAGGREGATED)
-
 
 class Condition(TypedDict):
     type: str
@@ -101,7 +99,6 @@ class ServiceSpec:
     def parse(cls, spec: _Spec, served_name: str) -> Self:
         """Raises ValueError or KeyError for what the CRD would refuse."""
         execution, kv_cache = spec.get("execution", {}), spec.get("kvCache", {})
-        mode = ExecutionMode(execution.get("mode", "Lanes"))
         return cls(
             model=ModelSpec(
                 source=spec["model"]["source"],
@@ -110,12 +107,12 @@ class ServiceSpec:
                 max_context_tokens=spec["model"].get("maxContextTokens"),
             ),
             slo=_parse_slo(spec["slo"]),
-            mode=mode,
+            mode=ExecutionMode(execution.get("mode", "Lanes")),
             bounds=_parse_bounds(execution),
             kv_cache=_parse_kv_cache(kv_cache),
             replicas=spec.get("replicas"),
             devices=spec.get("resources", {}).get("gpus", 1),
-            unsupported=tuple(_unsupported(spec, mode, kv_cache)),
+            unsupported=tuple(_unsupported(spec, kv_cache)),
             ignored=tuple(f"spec.kvCache.{name}" for name in _IGNORED if kv_cache.get(name)),
         )
 
@@ -189,10 +186,8 @@ def slo_status(slo: Slo, source: str) -> dict[str, Any]:
 _IGNORED: Final = ("hostMemory", "nvme", "idleTimeout", "prefetch")
 
 
-def _unsupported(spec: _Spec, mode: ExecutionMode, kv_cache: Mapping[str, Any]) -> list[str]:
+def _unsupported(spec: _Spec, kv_cache: Mapping[str, Any]) -> list[str]:
     found = []
-    if mode not in SUPPORTED_MODES:
-        found.append(f"spec.execution.mode: {mode} (use one of {', '.join(SUPPORTED_MODES)})")
     if kv_cache.get("dtype", "auto") != "auto":
         found.append(f"spec.kvCache.dtype: {kv_cache['dtype']} (use auto)")
     if "scaling" in spec:

@@ -32,22 +32,23 @@ def test_each_case_gives_its_ratio(
     tiny_model: Path, cores: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "ratios.json"
-    cases = ("single-stream", "batching", "loop-work", "lanes")
+    cases = ("single-stream", "batching", "loop-work", "lanes", "handover")
     only = [word for case in cases for word in ("--only", case)]
     code = main(["--model", f"file://{tiny_model}", "--cores", cores, "--rounds", "2", "--json", str(out), *only])
     ratios = json.loads(out.read_text())
     assert code == 0  # misses count only when asked
-    assert [ratio["name"].split(" ")[0] for ratio in ratios] == ["single-stream", "eight", "the", "p99"]
+    assert [ratio["name"].split(" ")[0] for ratio in ratios] == ["single-stream", "eight", "the", "p99", "prefill"]
     for ratio in ratios:
-        assert len(ratio["over"]["samples"]) == len(ratio["under"]["samples"]) == 2
+        assert len(ratio["over"]["samples"]) == len(ratio["under"]["samples"]) >= 2
         assert ratio["value"] > 0
-    _, _, loop_work, lanes = ratios
+    _, _, loop_work, lanes, handover = ratios
     # Of a model of no size the loop's work is most of the step, but never more than it.
     assert all(
         own < step for own, step in zip(loop_work["over"]["samples"], loop_work["under"]["samples"], strict=True)
     )
     assert "the prompt pays: TTFT lanes" in lanes["price"]
-    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert "MB of KV" in handover["price"]
+    assert len(capsys.readouterr().out.splitlines()) == 5
 
 
 def test_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save("llama", tmp_path_factory.mktemp("llama"))
 
 
-@pytest.fixture(params=[ExecutionMode.LANES, ExecutionMode.MIXED_BATCH])
+@pytest.fixture(
+    params=[
+        ExecutionMode.LANES,
+        ExecutionMode.MIXED_BATCH,
+        pytest.param(ExecutionMode.DISAGGREGATED, marks=pytest.mark.slow),  # starts two processes for each test
+    ]
+)
 def loop(request: pytest.FixtureRequest, tiny_model: Path, tmp_path: Path) -> Iterator[LoopUnderTest]:
     objective = Objective(Slo(ttft_s=2, tpot_s=0.2), request.param)
     config = ServeConfig(

@@ -30,6 +30,7 @@ from .models import FAMILIES, save
 LENGTHS = (1, 2, 3, 5, 8, 13, 16, 17, 31, 32, 33, 64, 100, 150, 255, 256, 400, 700, 1200, 2000)
 NEW_TOKENS = 8
 TIE = 1e-4
+# Those that an engine changes between while it runs.
 LIVE_MODES = [mode for mode in ExecutionMode if mode is not ExecutionMode.DISAGGREGATED]
 # Two cores named twice: the splits of a machine of four, 1|3, 2|2 and 3|1.
 CORES = (0, 1, 0, 1)
@@ -177,11 +178,17 @@ CASES = [
     (ExecutionMode.LANES, "roving"),
     (ExecutionMode.LANES, "scattered"),
     (ExecutionMode.LANES, "crowded"),
+    (ExecutionMode.DISAGGREGATED, "alone"),
+    (ExecutionMode.DISAGGREGATED, "batched"),
 ]
 
 
-OTHER_POLICIES = [
-    (mode, "batched") for mode in (ExecutionMode.AUTO, ExecutionMode.CHUNKED_PREFILL, ExecutionMode.STATIC_LANES)
+OTHER_CASES = [
+    (ExecutionMode.AUTO, "batched"),
+    (ExecutionMode.CHUNKED_PREFILL, "batched"),
+    (ExecutionMode.STATIC_LANES, "batched"),
+    (ExecutionMode.DISAGGREGATED, "scattered"),
+    (ExecutionMode.DISAGGREGATED, "crowded"),
 ]
 # No target holds anyone back, and passes are the smallest there are, so that prefill and decode overlap: what the
 # policies do must not depend on how busy this machine is.
@@ -189,7 +196,7 @@ ANY_TIME = Objective(Slo(ttft_s=0.001, tpot_s=100.0))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "way"), CASES + OTHER_POLICIES)
+@pytest.mark.parametrize(("mode", "way"), CASES + OTHER_CASES)
 def test_tiny_models(tiny: Oracle, mode: ExecutionMode, way: str) -> None:
     with InProcessEngine(tiny.loaded, cores=CORES, mode=mode, kv_blocks=800, objective=ANY_TIME) as engine:
         flips = WAYS[way](tiny, engine)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tidelane.engine.channel import Abort, ForLoop, RefusalReason, Refused, Submit, ToFront, Tokens
 from tidelane.engine.estimation.estimates import Contention, Estimates, Phase
 from tidelane.engine.estimation.passes import PassTimes
-from tidelane.engine.execution.executor import Completion, Sampled
+from tidelane.engine.execution.executor import Completion, Event, PrefillBack, PrefillLost, Sampled
 from tidelane.engine.lanes.partition import Partition, PartitionTable, partition_table
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.loop import Loop
@@ -79,6 +79,7 @@ class VirtualExecutor:
     forgotten: list[int] = field(default_factory=list)
     _running: list[tuple[float, int, Completion]] = field(default_factory=list)
     _count: int = 0
+    _untold: list[Event] = field(default_factory=list)
 
     def launch(self, plan: Plan) -> None:
         self.launched.append((self.clock.now_s, plan))
@@ -90,8 +91,18 @@ class VirtualExecutor:
         if plan.prefill is not None:
             self._start(None, plan.prefill, plan.partition.prefill_units)
 
-    def poll(self) -> list[Completion]:
-        ended = []
+    def end_prefill(self) -> None:
+        """As if the process that prefills had ended."""
+        lost = [entry for entry in self._running if entry[2].prefill is not None]
+        self._running = [entry for entry in self._running if entry not in lost]
+        heapq.heapify(self._running)
+        self._untold.append(PrefillLost(lost[0][2].prefill if lost else None))
+
+    def bring_prefill_back(self) -> None:
+        self._untold.append(PrefillBack())
+
+    def poll(self) -> list[Event]:
+        ended, self._untold = self._untold, []
         while self._running and self._running[0][0] <= self.clock.now_s:
             ended.append(heapq.heappop(self._running)[2])
         return ended

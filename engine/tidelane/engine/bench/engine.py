@@ -17,7 +17,7 @@ from tidelane.engine.bench.ratio import Ratio
 from tidelane.engine.errors import CannotServe
 from tidelane.engine.lanes.spinning import limit_spinning
 
-CASES = ("single-stream", "batching", "loop-work", "lanes", "decisions", "http")
+CASES = ("single-stream", "batching", "loop-work", "lanes", "decisions", "handover", "http")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +41,7 @@ def _measure(args: argparse.Namespace, console: Console) -> list[Ratio]:
     # Only now: these import torch.
     import torch
 
-    from tidelane.engine.bench import decision_case, engine_cases, http_case
+    from tidelane.engine.bench import decision_case, engine_cases, handover_case, http_case
     from tidelane.engine.lanes.cores import leave_compute_to_lanes
     from tidelane.engine.model.loading import load
     from tidelane.engine.model.store import default_store, resolve
@@ -52,6 +52,7 @@ def _measure(args: argparse.Namespace, console: Console) -> list[Ratio]:
         engine_cases.loop_work,
         engine_cases.lanes_against_mixed,
         decision_case.decisions,
+        handover_case.handover,
         http_case.http_cost,
     )
     leave_compute_to_lanes()

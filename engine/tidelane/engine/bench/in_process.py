@@ -17,6 +17,8 @@ from tidelane.engine.bench.sent import answers, token_times
 from tidelane.engine.channel import Abort, AboutRequest, Refused, Submit, ToFront, Tokens
 from tidelane.engine.execution.calibration import calibrate
 from tidelane.engine.execution.cpu import CpuExecutor
+from tidelane.engine.execution.executor import Executor
+from tidelane.engine.handover.opening import Cores, Sides, open_sides
 from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.lanes.cores import CpuLanes, leave_compute_to_lanes
 from tidelane.engine.lanes.partition import PartitionTable, partition_table
@@ -26,7 +28,7 @@ from tidelane.engine.model.forward import SlicedModel
 from tidelane.engine.model.loading import LoadedModel
 from tidelane.engine.request import FinishReason, Request
 from tidelane.engine.scheduling.plan import Objective, Scheduler
-from tidelane.engine.scheduling.policies import live_policies
+from tidelane.engine.scheduling.policies import apart_policies, live_policies
 from tidelane.engine.slo import Slo, Timeline
 from tidelane.engine.usage import Usage
 from tidelane.engine.wakeup import Wakeup
@@ -80,12 +82,14 @@ class MemoryDesk:
 class InProcessEngine:
     """A loop over `loaded` on `cores` (a core may be named twice, so that few cores can run the splits of many).
 
+    With `mode` Disaggregated half of the cores are a prefill side's, a process of its own that loads the model from its
+    folder; `table`, `model` and `clock` are then of no use, and the mode stays what it is.
     `table` defaults to all the splits of `cores`. `schedulers` are the policies by mode; `desk.mode` picks one, and may
     be set at any moment. `model` is for a view of `loaded` that measures itself. The calling thread computes with one
     thread from then on.
 
-    Public parts: `ledger`, `desk`, `executor`, `usage`, `loop`, `lanes`, `pool`, and `ended`, what the ledger said of
-    each request that ran to its end.
+    Public parts: `ledger`, `desk`, `executor`, `usage`, `loop`, `lanes`, `pool`, `prefill_side` if there is one, and
+    `ended`, what the ledger said of each request that ran to its end.
     """
 
     def __init__(
@@ -104,16 +108,26 @@ class InProcessEngine:
     ) -> None:
         leave_compute_to_lanes()
         layout = loaded.facts.kv_layout
-        model = model or SlicedModel(loaded.module)
-        self.lanes = lanes = CpuLanes(cores, table or partition_table(len(cores)))
-        self.pool = DevicePool.allocate(layout, kv_blocks, loaded.facts.dtype, torch.device("cpu"))
-        estimates = calibrate(model, self.pool, lanes)
-        self.schedulers: Mapping[str, Scheduler] = schedulers or live_policies(lanes.table)
         self._wakeup = Wakeup()
+        sides: Sides | None = None
+        if mode is ExecutionMode.DISAGGREGATED:
+            apart = Cores.split(tuple(cores))
+            sides = open_sides(loaded, apart, kv_blocks, self._wakeup.notify, max_context_tokens=None)
+            model, self.lanes, self.pool, estimates = sides.model, sides.lanes, sides.pool, sides.estimates
+            table, policies = apart.table, apart_policies(apart.partition)
+        else:
+            model = model or SlicedModel(loaded.module)
+            table = table or partition_table(len(cores))
+            self.lanes = CpuLanes(cores, table)
+            self.pool = DevicePool.allocate(layout, kv_blocks, loaded.facts.dtype, torch.device("cpu"))
+            estimates = calibrate(model, self.pool, self.lanes)
+            policies = live_policies(table)
+        self.schedulers: Mapping[str, Scheduler] = schedulers or policies
+        self.prefill_side = sides.side if sides is not None else None
         self.ended: list[tuple[Timeline | None, Slo]] = []
         self.desk = MemoryDesk(self._wakeup, mode)
         self.ledger = Ledger(
-            table=lanes.table,
+            table=table,
             layers=model.layers,
             block_tokens=layout.block_tokens,
             blocks=kv_blocks,
@@ -122,8 +136,12 @@ class InProcessEngine:
             estimates=estimates,
             ended=self._note_end,
         )
-        self.executor = CpuExecutor(model, self.pool, lanes, self.ledger.sequences, self._wakeup.notify, clock)
-        self.usage = Usage(lanes.table.units, clock())
+        self.executor: Executor = (
+            sides.executor(self.ledger.sequences, self._wakeup.notify)
+            if sides is not None
+            else CpuExecutor(model, self.pool, self.lanes, self.ledger.sequences, self._wakeup.notify, clock)
+        )
+        self.usage = Usage(table.units, clock())
         self.loop = Loop(
             ledger=self.ledger,
             policies=self.schedulers,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -35,8 +36,27 @@ class Completion:
     failure: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PrefillLost:
+    """The process that prefills has ended, where it is one of its own. No prefill can be launched for the time being.
+
+    `prefill`, the slice that it was at, will not complete, and what it had of prompts that are not done yet is gone.
+    Nothing writes to their blocks any more.
+    """
+
+    prefill: PrefillSlice | None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillBack:
+    """Prefill can be launched."""
+
+
+Event = Completion | PrefillLost | PrefillBack
+
+
 class Executor(Protocol):
-    """CUDA lanes, CPU lanes, virtual time.
+    """CUDA lanes, CPU lanes, two processes, virtual time.
 
     Between launch and completion the executor reads the launched sequences, and the caller leaves their tokens, blocks
     and `computed` alone.
@@ -46,7 +66,7 @@ class Executor(Protocol):
         """Start the plan's decode step and prefill slice. Never blocks."""
         ...
 
-    def poll(self) -> list[Completion]:
+    def poll(self) -> Sequence[Event]:
         """What has ended since the last call. Never blocks."""
         ...
 

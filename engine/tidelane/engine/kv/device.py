@@ -23,6 +23,10 @@ class DevicePool:
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
 
+    @property
+    def blocks(self) -> int:
+        return self.keys[0].shape[0] // self.layout.block_tokens
+
     @staticmethod
     def allocate(layout: KVLayout, blocks: int, dtype: torch.dtype, device: torch.device) -> DevicePool:
         slots = blocks * layout.block_tokens
@@ -31,6 +35,18 @@ class DevicePool:
             return tuple(_zeros((slots, layout.heads, dim), dtype, device) for _ in range(layout.layers))
 
         return DevicePool(layout, tensors(layout.key_dim), tensors(layout.value_dim))
+
+    @staticmethod
+    def within(memory: torch.Tensor, layout: KVLayout, blocks: int, dtype: torch.dtype) -> DevicePool:
+        """All of `memory` [blocks * block_bytes, uint8]: the keys of each layer, then the values."""
+        slots = blocks * layout.block_tokens
+        sizes = [slots * layout.heads * dim * dtype.itemsize for dim in (layout.key_dim, layout.value_dim)]
+        keys, values = torch.split(memory, [layout.layers * size for size in sizes])
+
+        def tensors(part: torch.Tensor, dim: int) -> tuple[torch.Tensor, ...]:
+            return part.view(dtype).view(layout.layers, slots, layout.heads, dim).unbind()
+
+        return DevicePool(layout, tensors(keys, layout.key_dim), tensors(values, layout.value_dim))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -56,7 +56,7 @@ def profile(config: ComputeConfig, *, budget_s: float, seed: int, tell: Callable
         tell("Warming up", 0, 0)
         prior = calibrate(parts.model, parts.pool, parts.lanes)
         facts, block_tokens = parts.loaded.facts, parts.pool.layout.block_tokens
-        chosen = probes(parts.lanes.table, Room(facts.max_context_tokens, parts.blocks, block_tokens))
+        chosen = probes(parts.lanes.table, Room(facts.max_context_tokens, parts.pool.blocks, block_tokens))
         _touch(parts, max(probe.blocks(block_tokens) for probe in chosen) * block_tokens)
         stand = Stand(
             executor,

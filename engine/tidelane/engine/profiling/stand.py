@@ -98,7 +98,7 @@ class Stand:
 
     def _ended(self) -> list[Completion]:
         """What has ended, once something has."""
-        while not (ended := self._executor.poll()):
+        while not (ended := [event for event in self._executor.poll() if isinstance(event, Completion)]):
             self._wait()
         for completion in ended:
             if completion.failure is not None:

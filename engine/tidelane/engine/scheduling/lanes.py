@@ -193,6 +193,8 @@ class LanesScheduler:
 
     def _pass(self, state: State, now: _Look, units: int, now_s: float, *, beside_decode: bool) -> _Pass | None:
         """What prefill would do next on `units`."""
+        if not state.can_prefill:
+            return None
         seconds = state.estimates.seconds
         slower = state.estimates.contention.prefill_slowdown if beside_decode else 1.0
         if state.paused is not None:

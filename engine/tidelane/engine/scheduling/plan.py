@@ -180,7 +180,8 @@ class State:
     """All that a scheduler may know. `queued`, `prefilling` and `decoding` are each in order of priority.
 
     `queued_by_due` are the queued by tier and TTFT deadline. `paused` is the prefill pass that stands between two
-    slices: its next slice starts at `paused.last_layer`. A new pass takes the number `next_job`.
+    slices: its next slice starts at `paused.last_layer`. A new pass takes the number `next_job`. Without
+    `can_prefill` nothing but decode can be launched: the process that prefills is being started again.
     """
 
     table: PartitionTable
@@ -191,6 +192,7 @@ class State:
     flight: Flight = Flight()
     paused: PrefillSlice | None = None
     next_job: int = 1
+    can_prefill: bool = True
     queued: tuple[Queued, ...] = ()
     queued_by_due: tuple[Queued, ...] = ()
     prefilling: tuple[Prefilling, ...] = ()

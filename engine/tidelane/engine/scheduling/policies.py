@@ -49,6 +49,11 @@ def policy(
             raise ValueError(f"no policy {name!r}: choose mixed, chunked, static, lanes, auto or disaggregated")
 
 
+def apart_policies(split: Partition) -> Mapping[str, Scheduler]:
+    """The only one of an engine of two processes, which have these units."""
+    return {"Disaggregated": policy("disaggregated", split=split)}
+
+
 def live_policies(table: PartitionTable) -> Mapping[str, Scheduler]:
     """What one engine may be told to switch between, by `spec.execution.mode`."""
     policies = {
