@@ -4,7 +4,7 @@ import math
 from itertools import accumulate, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tidelane.engine.estimation.estimates import LARGEST_CORRECTION, Contention, Estimates, Phase
@@ -155,6 +155,7 @@ def test_the_guard_counts_only_beside_prefill_and_learns() -> None:
     limit_s=st.floats(0, 0.1),
     most=st.integers(1, 3000),
 )
+@example(steps=[(1, 0.0), (4, 2.2e-309)], pair_s=0.0, have=0, start=0, limit_s=0.0625, most=1)  # a slope of almost 0
 def test_the_most_tokens_in_time_are_the_most(
     steps: list[tuple[int, float]], pair_s: float, have: int, start: int, limit_s: float, most: int
 ) -> None:

@@ -148,7 +148,7 @@ def _largest_root(a: float, b: float, c: float, most: int) -> int:
         return 0
     # In the form that loses no digits where a is small.
     divisor = b + math.sqrt(b * b - 4 * a * c)
-    return min(most, int(-2 * c / divisor)) if divisor else most
+    return int(min(most, -2 * c / divisor)) if divisor else most
 
 
 class RelativeError(NamedTuple):
