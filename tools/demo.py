@@ -20,6 +20,7 @@ from typing import Any, Final
 import yaml
 from rich.console import Console
 
+from tidelane.cli.interrupts import run_interruptible
 from tidelane.engine.bench.client import sse_data
 from tidelane.engine.bench.exposition import Exposition, LaneUse, read_metrics
 from tidelane.engine.bench.http_stream import Target, exchange
@@ -80,8 +81,8 @@ def _run(console: Console, manifest: Path, seconds: float) -> None:
     with _up(console, manifest) as service:
         console.rule(f"{service.name} is ready at {service.url}")
         try:
-            asyncio.run(_ask(console, service))
-            report, use = asyncio.run(_traffic(console, service, seconds))
+            run_interruptible(_ask(console, service))
+            report, use = run_interruptible(_traffic(console, service, seconds))
         except OSError as error:
             raise DemoFailed(f"{service.url}: {error}") from error
         _show(console, report, use)

@@ -12,15 +12,19 @@ import pytest
 
 from tidelane.cli.interrupts import run_interruptible
 
+NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
 
 @pytest.fixture(autouse=True)
-def _hears_sigint() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def _hears_both() -> Iterator[None]:
+    before = {number: signal.signal(number, signal.default_int_handler) for number in NUMBERS}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
-def test_it_never_lands_in_the_middle_of_a_callback() -> None:
+@pytest.mark.parametrize("number", NUMBERS)
+def test_it_never_lands_in_the_middle_of_a_callback(number: signal.Signals) -> None:
     broken: list[dict[str, Any]] = []
     cleaned = []
 
@@ -31,7 +35,7 @@ def test_it_never_lands_in_the_middle_of_a_callback() -> None:
 
         def arrive() -> None:
             assert not arrived.done()
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
             arrived.set_result(None)  # as asyncio's own callbacks do, having looked before
 
         loop.call_soon(arrive)
@@ -45,6 +49,7 @@ def test_it_never_lands_in_the_middle_of_a_callback() -> None:
         run_interruptible(work())
     assert broken == []
     assert cleaned == [True]
+    assert {signal.getsignal(each) for each in NUMBERS} == {signal.default_int_handler}
 
 
 def test_a_second_one_does_not_wait() -> None:

@@ -198,6 +198,27 @@ class TestChangingTheSpec:
         assert world.condition("Ready") == ("True", "Serving")
         assert world.condition("FieldsIgnored") == ("True", "NotSupportedYet")
 
+    @pytest.mark.parametrize(
+        ("mode", "moves"),
+        [
+            ("Lanes", True),
+            ("Auto", True),
+            ("MixedBatch", False),
+            ("ChunkedPrefill", False),
+            ("StaticLanes", False),
+            ("Disaggregated", False),
+        ],
+    )
+    def test_bounds_on_a_border_that_does_not_move_are_said_to_have_no_effect(
+        self, world: World, mode: str, moves: bool
+    ) -> None:
+        world.edit(execution={"mode": mode, "minDecodeShare": 20, "maxDecodeShare": 60})
+        serving(world)
+        ignored = [each["message"] for each in world.status["conditions"] if each["type"] == "FieldsIgnored"]
+        assert bool(ignored) is not moves
+        for field in () if moves else ("spec.execution.minDecodeShare", "spec.execution.maxDecodeShare"):
+            assert field in ignored[0]
+
     def test_a_spec_from_older_rules_is_reported_and_can_be_deleted(self, world: World) -> None:
         serving(world)
         world.edit(slo={"ttft": "fast", "tpot": "50ms"})

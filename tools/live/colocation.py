@@ -1,10 +1,11 @@
-"""Offline work in what interactive work leaves: interactive requests alone, `flex` alone, and both together.
+"""Offline work in what interactive work leaves: throughput alone, interactive requests alone, and both together.
 
     python -m tools.live.colocation --mode Auto --json colocation.json
 
-First `flex` alone, as much as fits: the most that this machine does. Then interactive requests at 60 % of that many a
-second, alone; then both. Wanted: interactive attainment within a point of what it is alone, and together at least 90 %
-of the tokens that throughput-only work gets done. All by `tidelane up`; tokens are prompt and answer tokens.
+First the most that this machine does: whole batches for which no target counts (MixedBatch, no tier, targets of an
+hour). Then interactive requests at 60 % of that many a second, alone; then beside `flex` work without limit. Wanted:
+interactive attainment within a point of what it is alone, and together at least 90 % of the first run's tokens. All by
+`tidelane up`; tokens are prompt and answer tokens.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from tools.live.up import NAME, manifest, serving
 
+from tidelane.cli.interrupts import run_interruptible
 from tidelane.cli.targets import parse_slo
 from tidelane.engine.bench.client import ChatClient
 from tidelane.engine.bench.http_stream import Target
@@ -35,15 +37,17 @@ from tidelane.engine.bench.traffic import Kind, poisson
 from tidelane.engine.slo import Slo
 
 PROMPT, ANSWER = (20, 200), (20, 60)
+ALL_OUT = "throughput alone"
+ANY_TIME = Slo(ttft_s=3600.0, tpot_s=3600.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`attainment` is that of interactive requests; tokens a second are of all that ended while requests arrived."""
+    """`attainment` is that of interactive requests; tokens a second are those that came while requests arrived."""
 
     what: str
     interactive: int
-    attainment: float
+    attainment: float | None  # None: there were no interactive requests
     tokens_per_s: float
     load_average: float
 
@@ -54,14 +58,16 @@ def main() -> int:
     console = Console()
     runs: list[Run] = []
     for repeat in range(args.repeats):
+        seed = args.seed + repeat
+        with serving(manifest("MixedBatch", ANY_TIME)) as url:
+            most = run_interruptible(_run(url, slo, ALL_OUT, args.seconds, 0.0, args.flex, "", seed))
+        rate = args.part * most.tokens_per_s / ((sum(PROMPT) + sum(ANSWER)) / 2)
         with serving(manifest(args.mode, slo)) as url:
-            most = asyncio.run(_run(url, slo, "flex alone", 0.0, args, repeat))
-            rate = args.part * most.tokens_per_s / ((sum(PROMPT) + sum(ANSWER)) / 2)
-            for what, flex in (("interactive alone", 0), ("both", args.flex)):
-                args_here = argparse.Namespace(**{**vars(args), "flex": flex})
-                runs.append(asyncio.run(_run(url, slo, what, rate, args_here, repeat)))
-                console.print(f"{rate:.2f}/s: {runs[-1]}", highlight=False, soft_wrap=True)
-        runs.append(most)
+            alone = run_interruptible(_run(url, slo, "interactive alone", args.seconds, rate, 0, "flex", seed))
+            both = run_interruptible(_run(url, slo, "both", args.seconds, rate, args.flex, "flex", seed))
+        for run in (most, alone, both):
+            console.print(f"repeat {repeat + 1}, {rate:.2f}/s: {run}", highlight=False, soft_wrap=True)
+            runs.append(run)
     _show(console, runs, args)
     if args.json is not None:
         document = {"slo": asdict(slo), "mode": args.mode, "runs": [asdict(run) for run in runs]}
@@ -83,56 +89,67 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-async def _run(url: str, slo: Slo, what: str, rate_rps: float, args: argparse.Namespace, repeat: int) -> Run:
+async def _run(
+    url: str, slo: Slo, what: str, seconds: float, rate_rps: float, offline_open: int, tier: str, seed: int
+) -> Run:
+    """`offline_open` requests of `tier` always open, and `rate_rps` interactive ones a second, 0 for none."""
     start_s = time.monotonic()
     offline: list[Outcome] = []
+    interactive: Sequence[Outcome] = ()
+    attained = None
     numbers = count()
+
+    def clock() -> float:
+        return time.monotonic() - start_s
 
     async def work() -> None:
         """One offline request after another."""
-        client = ChatClient(Target.parse(url), NAME, lambda: time.monotonic() - start_s)
-        traffic = poisson([Kind("flex", 1000.0, PROMPT, ANSWER, tier="flex")], 1.0, args.seed + repeat)
-        while True:
+        client = ChatClient(Target.parse(url), NAME, clock)
+        arrivals = poisson([Kind("offline", 1000.0, PROMPT, ANSWER, tier=tier)], 1.0, seed).arrivals
+        while clock() < seconds:
             number = next(numbers)
-            arrival = traffic.arrivals[number % len(traffic.arrivals)]
-            offline.append(await client.ask(arrival, f"{what}:{repeat}:{number}"))
+            outcome = await client.ask(arrivals[number % len(arrivals)], f"{what}:{seed}:{number}")
+            if outcome.failure is not None:
+                raise SystemExit(f"an offline request failed: {outcome.failure}: {outcome.detail}")
+            offline.append(outcome)
 
-    workers = [asyncio.create_task(work()) for _ in range(args.flex)]
-    try:
-        interactive: Sequence[Outcome] = ()
-        attained = float("nan")
+    async with asyncio.TaskGroup() as working:
+        for _ in range(offline_open):
+            working.create_task(work())
         if rate_rps:
-            traffic = poisson([Kind("chat", rate_rps, PROMPT, ANSWER)], args.seconds, args.seed + repeat)
+            traffic = poisson([Kind("chat", rate_rps, PROMPT, ANSWER)], seconds, seed)
             run = await generate(url, NAME, traffic)
             interactive = run.outcomes
-            report = summarise(run, traffic.duration_s, slo)
-            assert report.total.attainment is not None
-            attained = report.total.attainment.within_slo / report.total.requests
-        else:
-            await asyncio.sleep(args.seconds)
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
-    ended = [each for each in (*offline, *interactive) if each.failure is None and each.ended_s <= args.seconds]
-    tokens = sum((each.input_tokens or 0) + each.output_tokens for each in ended)
-    return Run(what, len(interactive), attained, tokens / args.seconds, os.getloadavg()[0])
+            total = summarise(run, traffic.duration_s, slo).total
+            assert total.attainment is not None
+            attained = total.attainment.within_slo / total.requests
+    tokens = sum(_tokens_by(seconds, each) for each in (*offline, *interactive))
+    return Run(what, len(interactive), attained, tokens / seconds, os.getloadavg()[0])
+
+
+def _tokens_by(seconds: float, outcome: Outcome) -> int:
+    """Of the answer, those that had come by then, and with the first of them the whole prompt."""
+    came = sum(each <= seconds for each in outcome.token_times_s)
+    return came + (outcome.input_tokens or 0) if came else 0
 
 
 def _show(console: Console, runs: Sequence[Run], args: argparse.Namespace) -> None:
     table = Table(title=f"{args.mode}, {args.slo}; medians of {args.repeats}", title_justify="left")
     for column in ("", "interactive within targets", "tokens a second"):
         table.add_column(column, justify="right" if column else "left")
-    found: dict[str, tuple[float, float]] = {}
-    for what in ("interactive alone", "both", "flex alone"):
+    tokens, attained = {}, {}
+    for what in ("interactive alone", "both", ALL_OUT):
         of = [run for run in runs if run.what == what]
-        found[what] = (median(run.attainment for run in of), median(run.tokens_per_s for run in of))
-        table.add_row(what, f"{found[what][0]:.1%}", f"{found[what][1]:.0f}")
+        tokens[what] = median(run.tokens_per_s for run in of)
+        shares = [run.attainment for run in of if run.attainment is not None]
+        if shares:
+            attained[what] = median(shares)
+        table.add_row(what, f"{attained[what]:.1%}" if shares else "", f"{tokens[what]:.0f}")
     console.print(table)
-    points = 100 * (found["both"][0] - found["interactive alone"][0])
-    part = found["both"][1] / found["flex alone"][1]
+    points = 100 * (attained["both"] - attained["interactive alone"])
+    part = tokens["both"] / tokens[ALL_OUT]
     console.print(
-        f"Attainment beside flex: {points:+.1f} points. Tokens of both: {part:.0%} of flex alone.", highlight=False
+        f"Attainment beside flex: {points:+.1f} points. Tokens of both: {part:.0%} of {ALL_OUT}.", highlight=False
     )
 
 

@@ -10,7 +10,6 @@ does against the better of the baselines. ChunkedPrefill tunes its chunk to the 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import sys
@@ -23,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from tools.live.up import NAME, manifest, serving
 
+from tidelane.cli.interrupts import run_interruptible
 from tidelane.cli.targets import parse_slo
 from tidelane.engine.bench.load import generate
 from tidelane.engine.bench.report import Report, summarise
@@ -54,7 +54,7 @@ def main() -> int:
         traffic = poisson(kinds, args.seconds, args.seed + repeat)
         for mode in args.modes:
             with serving(manifest(mode, slo)) as url:
-                report = asyncio.run(_measured(url, traffic, slo))
+                report = run_interruptible(_measured(url, traffic, slo))
             served = _served(report)
             runs[mode].append(served)
             console.print(f"{mode}, repeat {repeat + 1}: {served}", highlight=False, soft_wrap=True)

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import yaml
 
 from tidelane.engine.slo import Slo
+from tidelane.operator.quantities import format_duration
 
 MODEL = "builtin://smollm2-135m-instruct"
 NAME = "chat"
@@ -24,14 +26,12 @@ STOPPED_WITHIN_S = 60.0
 
 def manifest(mode: str, slo: Slo) -> str:
     """An InferenceService of the built-in model with these targets."""
+    targets: dict[str, Any] = {"ttft": format_duration(slo.ttft_s), "tpot": format_duration(slo.tpot_s)}
+    if slo.ttft_per_1k_input_tokens_s:
+        targets["ttftPer1kInputTokens"] = format_duration(slo.ttft_per_1k_input_tokens_s)
     spec = {
         "model": {"source": MODEL, "maxContextTokens": 4096},
-        "slo": {
-            "ttft": _duration(slo.ttft_s),
-            "ttftPer1kInputTokens": _duration(slo.ttft_per_1k_input_tokens_s),
-            "tpot": _duration(slo.tpot_s),
-            "percentile": 90,
-        },
+        "slo": targets | {"percentile": 90},
         "execution": {"mode": mode},
         "replicas": 1,
     }
@@ -44,25 +44,15 @@ def manifest(mode: str, slo: Slo) -> str:
     return yaml.safe_dump(service)
 
 
-def _duration(seconds: float | None) -> str:
-    return f"{round(1000 * (seconds or 0.0))}ms"
-
-
 @contextmanager
 def serving(text: str) -> Iterator[str]:
     """Serve the manifest; gives the address of its server. Raises SystemExit if it does not get ready or end well."""
     with TemporaryDirectory(prefix="tidelane-live-") as scratch:
         folder = Path(scratch)
         (folder / "service.yaml").write_text(text, encoding="utf-8")
-        words = (
-            "-f",
-            folder / "service.yaml",
-            "--status-file",
-            folder / "status.json",
-            "--state-dir",
-            folder / "state",
-        )
-        command = [sys.executable, "-m", "tidelane.cli.main", "up", *map(str, words), "--drain", "20"]
+        files = {"-f": "service.yaml", "--status-file": "status.json", "--state-dir": "state"}
+        words = [word for option, name in files.items() for word in (option, str(folder / name))]
+        command = [sys.executable, "-m", "tidelane.cli.main", "up", *words, "--drain", "20"]
         with (folder / "up.log").open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, process_group=0)
         try:

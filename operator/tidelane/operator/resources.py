@@ -113,7 +113,7 @@ class ServiceSpec:
             replicas=spec.get("replicas"),
             devices=spec.get("resources", {}).get("gpus", 1),
             unsupported=tuple(_unsupported(spec, kv_cache)),
-            ignored=tuple(f"spec.kvCache.{name}" for name in _IGNORED if kv_cache.get(name)),
+            ignored=tuple(_ignored(execution, kv_cache)),
         )
 
     def replica(self, ref: ReplicaRef, generation: int) -> ReplicaSpec:
@@ -184,6 +184,16 @@ def slo_status(slo: Slo, source: str) -> dict[str, Any]:
 
 
 _IGNORED: Final = ("hostMemory", "nvme", "idleTimeout", "prefetch")
+_MODES_WITH_A_BORDER: Final = (ExecutionMode.LANES, ExecutionMode.AUTO)
+_SHARES: Final = ("minDecodeShare", "maxDecodeShare")
+
+
+def _ignored(execution: Mapping[str, Any], kv_cache: Mapping[str, Any]) -> list[str]:
+    found = [f"spec.kvCache.{name}" for name in _IGNORED if kv_cache.get(name)]
+    mode = execution.get("mode", "Lanes")
+    if mode not in _MODES_WITH_A_BORDER:
+        found += [f"spec.execution.{name} ({mode} has no border to move)" for name in _SHARES if name in execution]
+    return found
 
 
 def _unsupported(spec: _Spec, kv_cache: Mapping[str, Any]) -> list[str]:
@@ -207,7 +217,7 @@ def _parse_slo(slo: Mapping[str, Any]) -> Slo:
 
 
 def _parse_bounds(execution: Mapping[str, Any]) -> ShareBounds | None:
-    if not execution.keys() & {"minDecodeShare", "maxDecodeShare"}:
+    if not execution.keys() & set(_SHARES):
         return None
     return ShareBounds(execution.get("minDecodeShare", 0) / 100, execution.get("maxDecodeShare", 100) / 100)
 

@@ -39,5 +39,7 @@ def test_a_dry_run_gives_a_table_and_json(tmp_path: Path) -> None:
     )
     checks = json.loads((tmp_path / "gpu-check.json").read_text())["checks"]
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert [check["ok"] for check in checks] == [True] * 5, done.stdout
-    assert done.stdout.count("the likeliest") == 2 * len(checks)
+    opened, *compared = checks
+    assert opened["check"].endswith(": open")
+    assert [check["ok"] for check in checks] == [True] * 6, done.stdout
+    assert done.stdout.count("the likeliest") == 2 * len(compared)

@@ -339,6 +339,40 @@ def test_attention_with_the_same_parts_and_another_formula_stays(kind: type[Llam
     assert type(model.model.layers[1].self_attn) is kind
 
 
+class _SlightlyScaled(LlamaAttention):
+    """By less than bfloat16's rounding of a sum."""
+
+    @override
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **passed: Any) -> Any:
+        return super().forward(1.05 * hidden_states, *args, **passed)
+
+
+class _SlightlyScaledMlp(LlamaMLP):
+    @override
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return cast("torch.Tensor", 1.05 * super().forward(x))  # type: ignore[no-untyped-call]
+
+
+class _SlightlyScaledNorm(LlamaRMSNorm):
+    @override
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return 1.03 * super().forward(hidden_states)
+
+
+def test_in_bfloat16_a_formula_a_few_per_cent_off_does_not_pass_for_rounding() -> None:
+    model: Any = LlamaForCausalLM(LlamaConfig(**SHAPE))
+    layer = model.model.layers[1]
+    layer.self_attn = _SlightlyScaled(layer.self_attn.config, 1)
+    layer.mlp = _SlightlyScaledMlp(layer.self_attn.config)  # type: ignore[no-untyped-call]
+    layer.input_layernorm = _SlightlyScaledNorm(SHAPE["hidden_size"])
+    model = model.to(torch.bfloat16).eval()
+    layers = SHAPE["num_hidden_layers"]
+    assert fuse_attention(model) == layers - 1
+    assert fuse_gated_mlps(model) == layers - 1
+    assert fuse_rms_norms(model) == 2 * layers  # two a layer and the last, less that one
+    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+
+
 def test_attention_whose_projections_are_not_plain_stays() -> None:
     model = LlamaForCausalLM(LlamaConfig(**SHAPE))
     attention = model.model.layers[0].self_attn

@@ -6,6 +6,7 @@ since the same parts could make another formula, each replacement is tried besid
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -69,16 +70,20 @@ def _fused_norm(norm: torch.nn.Module) -> torch.nn.Module | None:
     weight, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", None)
     if not isinstance(weight, torch.nn.Parameter) or weight.dim() != 1 or not isinstance(eps, float):
         return None
-    fused: torch.nn.Module
-    if weight.device.type == "cpu" and weight.dtype is torch.float32:
-        fused = CpuRmsNorm(weight, eps)
-    else:
-        fused = torch.nn.RMSNorm(weight.shape[0], eps, device="meta")
-        fused.weight = weight
-    sample = torch.linspace(-3, 3, weight.shape[0], device=weight.device, dtype=weight.dtype).unsqueeze(0)
+    trial = _in_float32(norm)
+    sample = torch.linspace(-3, 3, weight.shape[0], device=weight.device).unsqueeze(0)
+    ours = _plain_norm(trial.weight, eps)
     with torch.inference_mode():
-        same = torch.allclose(fused(sample), norm(sample), rtol=8 * torch.finfo(weight.dtype).eps, atol=1e-6)
-    return fused.eval() if same else None
+        same = torch.allclose(ours(sample), trial(sample), rtol=8 * torch.finfo(torch.float32).eps, atol=1e-6)
+    return _plain_norm(weight, eps) if same else None
+
+
+def _plain_norm(weight: torch.nn.Parameter, eps: float) -> torch.nn.Module:
+    if weight.device.type == "cpu" and weight.dtype is torch.float32:
+        return CpuRmsNorm(weight, eps).eval()
+    norm = torch.nn.RMSNorm(weight.shape[0], eps, device="meta")
+    norm.weight = weight
+    return norm.eval()
 
 
 class GatedMlp(torch.nn.Module):
@@ -117,13 +122,30 @@ def _fused_mlp(mlp: Any) -> GatedMlp | None:
     gate, up = mlp.gate_proj, mlp.up_proj
     if not _can_join([gate, up]) or gate.out_features != up.out_features:
         return None
-    fused = GatedMlp(gate, up, mlp.down_proj, mlp.act_fn).eval()
-    weight = gate.weight
-    sample = torch.linspace(-3, 3, gate.in_features, device=weight.device, dtype=weight.dtype).unsqueeze(0)
+    trial = _in_float32(mlp)
+    sample = torch.linspace(-3, 3, gate.in_features, device=gate.weight.device).unsqueeze(0)
+    ours = _gated(trial)
     with torch.inference_mode():
-        ours, theirs = fused(sample), mlp(sample)
-    tolerance = 32 * torch.finfo(weight.dtype).eps
-    return fused if torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max())) else None
+        same = _same(ours(sample), trial(sample))
+    return _gated(mlp) if same else None
+
+
+def _gated(mlp: Any) -> GatedMlp:
+    return GatedMlp(mlp.gate_proj, mlp.up_proj, mlp.down_proj, mlp.act_fn).eval()
+
+
+def _in_float32(module: Any) -> Any:
+    """`module`, or a copy if it computes with less: there a formula a few per cent off would pass for rounding."""
+    in_float32 = all(weight.dtype is torch.float32 for weight in module.parameters())
+    return module if in_float32 else copy.deepcopy(module).float()
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """But for the rounding of float32."""
+    tolerance = 32 * torch.finfo(torch.float32).eps
+    return one.shape == other.shape and torch.allclose(
+        one, other, rtol=tolerance, atol=tolerance * float(other.abs().max())
+    )
 
 
 def _joined(linears: Sequence[torch.nn.Linear]) -> torch.nn.Linear:
@@ -215,27 +237,23 @@ def _fused_attention(own: Any, rotary: Any) -> PlainAttention | None:
     """None if it gives its attention function anything else than the model's own does."""
     if not _can_join([own.q_proj, own.k_proj, own.v_proj]):
         return None
-    weight = own.q_proj.weight
-    sample = torch.linspace(-3, 3, 2 * own.q_proj.in_features, device=weight.device, dtype=weight.dtype)
-    sample = sample.view(1, 2, -1)
+    trial = _in_float32(own)
+    device = own.q_proj.weight.device
+    sample = torch.linspace(-3, 3, 2 * own.q_proj.in_features, device=device).view(1, 2, -1)
     # One far off: some models scale queries from some position on.
-    positions = torch.tensor([[3, 1 << 20]], device=weight.device)
+    positions = torch.tensor([[3, 1 << 20]], device=device)
     theirs, ours = _Recorder(), _Recorder()
     try:
-        with torch.inference_mode(), theirs.in_place_of(own.config):
+        with torch.inference_mode(), theirs.in_place_of(trial.config):
             passed = {"position_embeddings": rotary(sample, positions), "attention_mask": None}
-            expected, _ = own(sample, position_ids=positions, **passed)
-        fused = PlainAttention(own, theirs.options).eval()
-        with torch.inference_mode(), ours.in_place_of(own.config):
+            expected, _ = trial(sample, position_ids=positions, **passed)
+        fused = PlainAttention(trial, theirs.options).eval()
+        with torch.inference_mode(), ours.in_place_of(trial.config):
             got, _ = fused(sample, **passed)
     except (TypeError, AttributeError, LookupError, ValueError, RuntimeError):
         return None  # wants more than plain attention is given, or other shapes
-    tolerance = 32 * torch.finfo(weight.dtype).eps
-    same = all(
-        one.shape == other.shape and torch.allclose(one, other, rtol=tolerance, atol=tolerance * float(one.abs().max()))
-        for one, other in zip((*theirs.given, expected), (*ours.given, got), strict=True)
-    )
-    return fused if same else None
+    same = all(map(_same, (*ours.given, got), (*theirs.given, expected)))
+    return PlainAttention(own, theirs.options).eval() if same else None
 
 
 class _Recorder:
