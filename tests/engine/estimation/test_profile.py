@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from datetime import date
 from itertools import accumulate
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidelane.engine.estimation.estimates import Contention, Phase
+from tidelane.engine.estimation.guard import GuardTable
 from tidelane.engine.estimation.passes import PassTimes, RelativeError, decode_work
 from tidelane.engine.estimation.profile import BadProfile, Profile, ProfileKey, read_profile, write_profile
 
@@ -28,6 +30,7 @@ PROFILE = Profile(
     },
     Contention(1.15, 1.05, 1.3),
     {Phase.DECODE: {16: RelativeError(0.01, 0.03)}},
+    GuardTable({16: {(2048, 2048, 8, 2048): 1.25}}),
 )
 
 
@@ -47,6 +50,16 @@ def test_estimates_predict_what_the_profile_says(written: Path) -> None:
     work = decode_work(32, 32_000)
     assert estimates.seconds(Phase.DECODE, 16, work) == PROFILE.times[Phase.DECODE][16].seconds(work)
     assert estimates.contention == PROFILE.contention
+    assert estimates.guarded_decode_s(16, work, (2048, 2048, 8, 2048)) == 1.25 * estimates.seconds(
+        Phase.DECODE, 16, work
+    )
+
+
+def test_a_profile_without_guards_is_read_too(written: Path) -> None:
+    document = json.loads(written.read_text())
+    del document["guards"]
+    written.write_text(json.dumps(document))
+    assert read_profile(written) == replace(PROFILE, guards=GuardTable())
 
 
 costs = st.floats(0, 10)
@@ -93,6 +106,7 @@ def test_a_write_that_fails_keeps_the_old_profile(written: Path, monkeypatch: py
 
 
 REMOVED = object()
+GUARD = {"new_tokens": 2048, "reused_tokens": 2048, "batch": 8, "context_tokens": 2048, "slowdown": 1.25}
 
 
 @pytest.mark.parametrize(
@@ -137,6 +151,11 @@ REMOVED = object()
         ("errors.decode.16.p90", -1, "errors.decode.16.p90 must be a number"),
         ("errors.decode.16.mean", 1, "errors.decode.16.mean is not a field"),
         ("errors", None, "errors must be an object"),
+        ("guards.16", {}, "guards.16 must be a list"),
+        ("guards.16", [{}], r"guards.16\[0\].batch is missing"),
+        ("guards.16", [GUARD | {"batch": 0}], r"guards.16\[0\].batch must be an integer of at least 1"),
+        ("guards.16", [GUARD | {"slowdown": 0.9}], r"guards.16\[0\].slowdown must be a number of at least 1"),
+        ("guards.16", [GUARD | {"slowdown": 2.5}], r"guards.16\[0\].slowdown must be at most 2, not 2.5"),
     ],
 )
 def test_each_malformed_field_is_named(written: Path, path: str, value: object, says: str) -> None:

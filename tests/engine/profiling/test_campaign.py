@@ -8,12 +8,13 @@ import pytest
 
 from engine.profiling.virtual_stand import ROOM, UNITS, VirtualStand, true_estimates, true_times
 from tidelane.engine.estimation.estimates import Contention, Estimates, Phase
+from tidelane.engine.estimation.guard import cell_of
 from tidelane.engine.estimation.passes import decode_work, prefill_work
 from tidelane.engine.estimation.profile import ProfileKey
 from tidelane.engine.profiling.campaign import Measurements, expected_s, measure
 from tidelane.engine.profiling.probes import Kind, Probe, probes
 from tidelane.engine.profiling.stand import Slowdowns
-from tidelane.engine.profiling.verdict import TooFewPoints, Verdict, contention, judge
+from tidelane.engine.profiling.verdict import TooFewPoints, Verdict, contention, guards, judge
 
 CONTENTION = Contention(decode_slowdown=1.4, prefill_slowdown=1.1, guard=1.5)
 KEY = ProfileKey("digest", "virtual", UNITS, "float32", 6)
@@ -131,6 +132,15 @@ def test_one_stall_is_not_contention() -> None:
     # A machine that is faster side by side was disturbed alone; one that crawls tells of something else.
     odd = Measurements({}, {beside[0]: (Slowdowns(0.8, 0.7),), beside[1]: (Slowdowns(5.0, 1.5),)})
     assert contention(odd, slow_prior()) == Contention(1.5, 1.25, 2.0)
+
+
+def test_the_guard_of_a_cell_is_the_largest_slowdown_in_it() -> None:
+    beside = [probe for probe in probes(VirtualStand(slow_prior()).table, ROOM) if probe.kind is Kind.BESIDE]
+    calm, stalled = Slowdowns(1.2, 1.0), Slowdowns(9.0, 9.0)
+    found = Measurements({}, {beside[0]: (calm, stalled, calm), beside[1]: (Slowdowns(1.3, 1.0),)})
+    cell = cell_of(beside[0].decode, beside[0].prefill)
+    assert cell == cell_of(beside[1].decode, beside[1].prefill)
+    assert guards(found).seen == {beside[0].units: {cell: 1.3}}
 
 
 def test_without_a_split_contention_is_the_priors() -> None:

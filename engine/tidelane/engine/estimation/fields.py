@@ -25,12 +25,12 @@ class Field:
     def wrong(self, must: str) -> WrongField:
         return WrongField(f"{self.file}: {self.path or 'the file'} {must}")
 
-    def members(self, names: frozenset[str]) -> dict[str, Field]:
-        """An object of exactly these fields."""
+    def members(self, names: frozenset[str], optional: frozenset[str] = frozenset()) -> dict[str, Field]:
+        """An object of exactly these fields; the optional ones may be missing."""
         found = dict(self.items())
         if missing := names - found.keys():
             raise self._at(min(missing), None).wrong("is missing: add it")
-        if unknown := found.keys() - names:
+        if unknown := found.keys() - names - optional:
             raise found[min(unknown)].wrong("is not a field that we know: remove it")
         return found
 

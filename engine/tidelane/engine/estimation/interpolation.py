@@ -13,7 +13,7 @@ from tidelane.engine.estimation.passes import PassTimes
 def at_units(by_units: Mapping[int, PassTimes], units: int) -> PassTimes:
     """Straight between the logarithms of time and units; beyond the ends, the nearest by the square root of the ratio.
 
-    A power law lies between each two neighbours, as speed by SMs roughly follows one (see sm-lanes: 8 to 64 of 132).
+    A power law lies between each two neighbours, as speed by SMs roughly follows one (on an H800, 8 to 64 of 132 SMs).
     The square root is half way between "more units do not help" and "time goes as 1 / units".
     """
     known = sorted(by_units)

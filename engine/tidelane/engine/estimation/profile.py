@@ -15,12 +15,16 @@ from typing import Any, TypeVar
 
 from tidelane.engine.estimation.estimates import Contention, Estimates, Phase
 from tidelane.engine.estimation.fields import Field, WrongField, parse
+from tidelane.engine.estimation.guard import LARGEST_SLOWDOWN, Cell, GuardTable
 from tidelane.engine.estimation.passes import PassTimes, RelativeError
 
 T = TypeVar("T")
 
 VERSION = 1
 _NEEDED = frozenset({"version", "key", "measured", "contention", "times", "errors"})
+_OPTIONAL = frozenset({"guards"})
+# A cell of the guards, in the order of `Cell`.
+_CELL = ("new_tokens", "reused_tokens", "batch", "context_tokens")
 # One spelling for each number: int() would also take "+1", " 1" and "01".
 _UNITS = re.compile(r"[1-9][0-9]{0,8}")
 
@@ -42,16 +46,20 @@ class ProfileKey:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`errors` are those of passes held out from the fit, where some were, by phase and units as `times`."""
+    """`errors` are those of passes held out from the fit, where some were, by phase and units as `times`.
+
+    `guards` are the slowdowns of decode measured beside prefill, cell by cell.
+    """
 
     key: ProfileKey
     measured: date
     times: Mapping[Phase, Mapping[int, PassTimes]]
     contention: Contention = field(default_factory=Contention)
     errors: Mapping[Phase, Mapping[int, RelativeError]] = field(default_factory=dict)
+    guards: GuardTable = field(default_factory=GuardTable)
 
     def estimates(self) -> Estimates:
-        return Estimates(self.times, self.contention)
+        return Estimates(self.times, self.contention, guards=self.guards)
 
 
 def read_profile(path: Path) -> Profile:
@@ -79,7 +87,7 @@ def write_profile(path: Path, profile: Profile) -> None:
 
 
 def _document(profile: Profile) -> dict[str, Any]:
-    return {
+    document: dict[str, Any] = {
         "version": VERSION,
         "key": asdict(profile.key),
         "measured": profile.measured.isoformat(),
@@ -93,6 +101,15 @@ def _document(profile: Profile) -> dict[str, Any]:
             for phase, by_units in profile.errors.items()
         },
     }
+    if profile.guards.seen:
+        document["guards"] = {
+            str(units): [
+                {**dict(zip(_CELL, cell, strict=True)), "slowdown": _rounded(slowdown)}
+                for cell, slowdown in sorted(cells.items())
+            ]
+            for units, cells in sorted(profile.guards.seen.items())
+        }
+    return document
 
 
 def _rounded(value: Any) -> Any:
@@ -113,7 +130,7 @@ def _profile(file: Field) -> Profile:
         raise version.wrong(
             f"is {version.value}, newer than {VERSION}, the newest that this Tidelane reads: upgrade it"
         )
-    members = file.members(_NEEDED)
+    members = file.members(_NEEDED, _OPTIONAL)
     times = members["times"]
     profile = Profile(
         _key(members["key"]),
@@ -121,6 +138,7 @@ def _profile(file: Field) -> Profile:
         {_phase(name, each): _by_units(each, _pass_times) for name, each in times.items()},
         _contention(members["contention"]),
         {_phase(name, each): _by_units(each, _error) for name, each in members["errors"].items()},
+        GuardTable(_by_units(members["guards"], _cells)) if "guards" in members else GuardTable(),
     )
     for phase in (Phase.DECODE, Phase.PREFILL):
         if phase not in profile.times:
@@ -188,6 +206,18 @@ def _pass_times(at: Field) -> PassTimes:
         of["context_s"].number(),
         of["sequence_s"].number(),
     )
+
+
+def _cells(at: Field) -> dict[Cell, float]:
+    found: dict[Cell, float] = {}
+    for each in at.elements():
+        of = each.members(frozenset({*_CELL, "slowdown"}))
+        new, reused, batch, context = (of[name].integer(1) for name in _CELL)
+        slowdown = of["slowdown"].number(1)
+        if slowdown > LARGEST_SLOWDOWN:
+            raise of["slowdown"].wrong(f"must be at most {LARGEST_SLOWDOWN:g}, not {slowdown:g}")
+        found[new, reused, batch, context] = slowdown
+    return found
 
 
 def _error(at: Field) -> RelativeError:

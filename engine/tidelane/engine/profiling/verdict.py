@@ -10,7 +10,7 @@ from statistics import fmean, median
 
 from tidelane.engine.estimation.estimates import Contention, Estimates, Phase
 from tidelane.engine.estimation.fit import Sample, fit
-from tidelane.engine.estimation.guard import LARGEST_SLOWDOWN
+from tidelane.engine.estimation.guard import LARGEST_SLOWDOWN, Cell, GuardTable, cell_of
 from tidelane.engine.estimation.passes import PassTimes, RelativeError
 from tidelane.engine.estimation.profile import Profile, ProfileKey
 from tidelane.engine.profiling.campaign import Measurements
@@ -75,7 +75,7 @@ def judge(key: ProfileKey, measured: date, found: Measurements, prior: Estimates
         here = [each.finding(phase, units) for units, each in held_out.items()]
         errors[phase] = {units: each.error for units, each in zip(held_out, here, strict=True)}
         findings += [*here, _together(held_out.values()).finding(phase, None)]
-    profile = Profile(key, measured, times, contention(found, prior), errors)
+    profile = Profile(key, measured, times, contention(found, prior), errors, guards(found))
     return Verdict(profile, tuple(findings))
 
 
@@ -87,6 +87,15 @@ def contention(found: Measurements, prior: Estimates) -> Contention:
     decode = [_slowdown([each.decode for each in seen]) for seen in found.slowdowns.values()]
     prefill = [_slowdown([each.prefill for each in seen]) for seen in found.slowdowns.values()]
     return Contention(fmean(decode), fmean(prefill), max(decode)) if decode else prior.contention
+
+
+def guards(found: Measurements) -> GuardTable:
+    """The largest of each cell, over medians as for `contention`."""
+    table: dict[int, dict[Cell, float]] = defaultdict(dict)
+    for probe, seen in found.slowdowns.items():
+        cells, cell = table[probe.units], cell_of(probe.decode, probe.prefill)
+        cells[cell] = max(cells.get(cell, 1.0), _slowdown([each.decode for each in seen]))
+    return GuardTable(table)
 
 
 def _slowdown(seen: Sequence[float]) -> float:
