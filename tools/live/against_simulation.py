@@ -5,6 +5,10 @@
 Measures a profile first unless one is given. Each mode then serves the traffic with `tidelane serve` and `tidelane
 bench` as processes, and the simulator replays it from the profile. Prints both, how far they are apart, and the order
 of policies by goodput. On a busy machine it measures the others: the load average stands in the table.
+
+A shared machine's speed drifts by a fifth within minutes, and front and clients take their part of the cores. So one
+lone answer is timed before each mode's traffic and one after it: what their tokens take, over what the simulator says
+of them, is that mode's `pace`, by which it stretches all times.
 """
 
 from __future__ import annotations
@@ -20,16 +24,16 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rich.console import Console
 from rich.table import Table
 
-from tidelane.cli.targets import duration_s, parse_slo
+from tidelane.cli.targets import parse_slo
 from tidelane.engine.bench.report import Spread
-from tidelane.engine.bench.traffic import Kind, Traffic, poisson
+from tidelane.engine.bench.traffic import Arrival, Kind, Traffic, poisson
 from tidelane.engine.estimation.profile import Profile, read_profile
 from tidelane.engine.scheduling.policies import live_policies
 from tidelane.engine.sim.figures import Figures, figures_of
@@ -42,6 +46,7 @@ MODEL = "builtin://smollm2-135m-instruct"
 MODES = {"MixedBatch": "MIXED_BATCH", "ChunkedPrefill": "CHUNKED_PREFILL", "Lanes": "LANES", "Auto": "AUTO"}
 POOL_BYTES = 512 << 20
 READY_WITHIN_S = 300.0
+LONE = Arrival(0.0, 40, 96)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +71,25 @@ def main() -> int:
         profile = read_profile(args.profile or _measured(Path(folder)))
         trace = Path(folder) / "traffic.jsonl"
         trace.write_text("".join(_row(each.at_s, each.input_tokens, each.output_tokens) for each in traffic.arrivals))
-        live = {mode: _live(mode, trace, args.slo, slo, Path(folder)) for mode in args.modes}
-    machine = as_profiled(profile, args.kv_tokens, overhead_s=duration_s("--overhead", args.overhead))
-    simulated = {mode: _simulated(mode, traffic, machine, slo) for mode in args.modes}
-    _show(traffic, profile, live, simulated)
+        lone = Path(folder) / "lone.jsonl"
+        lone.write_text(_row(LONE.at_s, LONE.input_tokens, LONE.output_tokens))
+        live, lone_tpot_ms = {}, {}
+        for mode in args.modes:
+            live[mode], lone_tpot_ms[mode] = _live(mode, trace, lone, args.slo, slo, Path(folder))
+    machine = as_profiled(profile, args.kv_tokens)
+    alone = _simulated(args.modes[0], Traffic((LONE,), 1.0), machine, slo).tpot_p50
+    paces = {mode: each / alone for mode, each in lone_tpot_ms.items()}
+    simulated = {mode: _simulated(mode, traffic, _slower(machine, paces[mode]), slo) for mode in args.modes}
+    _show(traffic, profile, live, simulated, paces)
     if args.json is not None:
         document = {
             "slo": asdict(slo),
             "requests": len(traffic.arrivals),
             "load_average": os.getloadavg(),
-            "modes": {mode: {"live": asdict(live[mode]), "simulated": asdict(simulated[mode])} for mode in args.modes},
+            "modes": {
+                mode: {"pace": paces[mode], "live": asdict(live[mode]), "simulated": asdict(simulated[mode])}
+                for mode in args.modes
+            },
         }
         args.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0
@@ -91,7 +105,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--slo", default="ttft=1s,ttftPer1k=4s,tpot=150ms", help="targets for this machine (%(default)s)")
     add("--profile", type=Path, help="of this machine, from `tidelane profile` (else it is measured)")
     add("--kv-tokens", type=int, default=11_000, help="that the engine's pool holds (%(default)s)")
-    add("--overhead", default="0.5ms", help="host time of a launch (%(default)s)")
     add("--seed", type=int, default=0)
     add("--json", type=Path, help="write all figures there")
     return parser
@@ -107,15 +120,32 @@ def _measured(folder: Path) -> Path:
     return out
 
 
-def _live(mode: str, trace: Path, targets: str, slo: Slo, folder: Path) -> Point:
-    report = folder / f"{mode}.json"
+def _live(mode: str, trace: Path, lone: Path, targets: str, slo: Slo, folder: Path) -> tuple[Point, float]:
+    """What the traffic met, and what tokens of a lone answer took before and after it, in milliseconds."""
     with _serving(mode, slo) as url:
-        words = ("--url", url, "--model", "chat", "--trace", str(trace), "--format", "jsonl", "--slo", targets)
-        subprocess.run([*_tidelane("bench"), *words, "--json", str(report)], check=True, stdout=subprocess.DEVNULL)
+        before = _bench(url, lone, targets, folder)
+        point = _bench(url, trace, targets, folder)
+        after = _bench(url, lone, targets, folder)
+    return point, (before.tpot_p50 + after.tpot_p50) / 2
+
+
+def _bench(url: str, trace: Path, targets: str, folder: Path) -> Point:
+    report = folder / "report.json"
+    words = ("--url", url, "--model", "chat", "--trace", str(trace), "--format", "jsonl", "--slo", targets)
+    subprocess.run([*_tidelane("bench"), *words, "--json", str(report)], check=True, stdout=subprocess.DEVNULL)
     (policy,) = json.loads(report.read_text())["policies"].values()
     (point,) = policy["points"]
     ttft, tpot = point["ttft_ms"], point["tpot_ms"]
     return Point(point["attainment"], point["goodput_per_gpu"], ttft["p50"], ttft["p99"], tpot["p50"], tpot["p99"])
+
+
+def _slower(machine: Machine, pace: float) -> Machine:
+    times = {
+        phase: {units: each.scaled(pace) for units, each in by_units.items()}
+        for phase, by_units in machine.times.times.items()
+    }
+    estimates = replace(machine.times, times=times)
+    return replace(machine, times=estimates, believed=estimates)
 
 
 @contextmanager
@@ -176,29 +206,38 @@ def _point(figures: Figures) -> Point:
     )
 
 
-def _show(traffic: Traffic, profile: Profile, live: dict[str, Point], simulated: dict[str, Point]) -> None:
+def _show(
+    traffic: Traffic,
+    profile: Profile,
+    live: dict[str, Point],
+    simulated: dict[str, Point],
+    paces: dict[str, float],
+) -> None:
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
     table = Table(
         title=f"{len(traffic.arrivals)} requests in {traffic.duration_s:.0f} s; profile of {profile.measured}; "
         f"load average {load}",
         title_justify="left",
     )
-    for column in ("mode", "", "within targets", "goodput", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99"):
-        table.add_column(column, justify="left" if column in ("mode", "") else "right")
+    for column in ("mode", "", "in SLO", "goodput", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99"):
+        table.add_column(column, justify="left" if column in ("mode", "") else "right", no_wrap=True)
     for mode, true in live.items():
         found = simulated[mode]
         pairs = [
             (getattr(true, name), getattr(found, name)) for name in ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99")
         ]
+        table.add_row(mode, "live", f"{true.attainment:.0%}", f"{true.goodput:.3f}", *(f"{a:.0f}" for a, _ in pairs))
         table.add_row(
-            mode, "live", f"{true.attainment:.0%}", f"{true.goodput:.3f}/s", *(f"{a:.0f} ms" for a, _ in pairs)
-        )
-        table.add_row(
-            "", "simulated", f"{found.attainment:.0%}", f"{found.goodput:.3f}/s", *(f"{b:.0f} ms" for _, b in pairs)
+            f"pace {paces[mode]:.2f}",
+            "simulated",
+            f"{found.attainment:.0%}",
+            f"{found.goodput:.3f}",
+            *(f"{b:.0f}" for _, b in pairs),
         )
         table.add_row("", "apart", "", "", *(f"{b / a - 1:+.0%}" for a, b in pairs), end_section=True)
     console = Console()
     console.print(table)
+    console.print("Goodput in requests a second, latencies in milliseconds.", highlight=False)
     for name, points in (("live", live), ("simulated", simulated)):
         order = sorted(points, key=lambda mode: -points[mode].goodput)
         console.print(f"By goodput, {name}: {', '.join(order)}", highlight=False)
