@@ -12,10 +12,11 @@ from types import MappingProxyType
 
 from tidelane.engine.channel import Accepted, RefusalReason, Refused, ToFront, Tokens
 from tidelane.engine.estimation.estimates import Estimates, Phase
-from tidelane.engine.estimation.passes import PassWork, decode_work, prefill_work
+from tidelane.engine.estimation.passes import NO_WORK, PassWork, decode_work, prefill_work
 from tidelane.engine.execution.executor import Completion, Event, PrefillBack, PrefillLost, Sampled
 from tidelane.engine.kv.blocks import BlockPool
 from tidelane.engine.lanes.partition import PartitionTable
+from tidelane.engine.learning import Learner
 from tidelane.engine.request import FinishReason, NewToken, Request
 from tidelane.engine.scheduling.plan import (
     Decoding,
@@ -85,12 +86,8 @@ class Ledger:
         self._paused: PrefillSlice | None = None
         self._no_prefill_since_s: float | None = None
         self._next_job = 1
-        self._estimates = estimates
+        self._learner = Learner(estimates, layers)
         self._cached_tokens = cached_tokens
-        # Whether the other lane was at work at any time during what is, or was last, in flight.
-        self._decode_disturbed = False
-        self._prefill_disturbed = False
-        self._begun_beside_prefill = False
         # What `state` shows of the running sequences, until one of them changes. (The blocks that a step's sequences
         # get do not count: nobody asks while it runs.)
         self._view: tuple[tuple[Prefilling, ...], tuple[Decoding, ...]] | None = None
@@ -112,7 +109,7 @@ class Ledger:
 
     @property
     def estimates(self) -> Estimates:
-        return self._estimates
+        return self._learner.estimates
 
     @property
     def empty(self) -> bool:
@@ -137,7 +134,7 @@ class Ledger:
             layers=self._layers,
             pool=PoolState(self.pool.free, self._block_tokens),
             objective=self.objective,
-            estimates=self._estimates,
+            estimates=self.estimates,
             flight=self.flight,
             paused=self._paused,
             next_job=self._next_job,
@@ -203,7 +200,6 @@ class Ledger:
                 self._grow(self._sequences[sequence_id])
             flight = self.flight
             self.flight = Flight(plan.decode, plan.partition.decode_units, flight.prefill, flight.prefill_units)
-            self._decode_disturbed = False
         if plan.prefill is not None:
             for span in plan.prefill.spans:
                 sequence = self._sequences[span.id]
@@ -213,11 +209,7 @@ class Ledger:
             self._next_job = max(self._next_job, plan.prefill.job + 1)
             flight = self.flight
             self.flight = Flight(flight.decode, flight.decode_units, plan.prefill, plan.partition.prefill_units)
-            self._prefill_disturbed = False
-        if plan.decode is not None:
-            self._begun_beside_prefill = self.flight.prefill is not None and not plan.fused
-        if self.flight.decode is not None and self.flight.prefill is not None and not plan.fused:
-            self._decode_disturbed = self._prefill_disturbed = True
+        self._learner.launched(plan, self.flight)
 
     def hear(self, event: Event, now_s: float) -> None:
         match event:
@@ -231,7 +223,7 @@ class Ledger:
 
     def commit(self, completion: Completion, now_s: float) -> None:
         """Take what a launch produced: computed tokens, new tokens, finished requests, freed blocks."""
-        self._learn(completion)
+        self._learner.ended(completion, self._decoded(completion), self.flight.prefill)
         self.steps += 1
         self._progress_s = now_s
         touched: list[tuple[str, int]] = []
@@ -302,7 +294,7 @@ class Ledger:
             return 0.0
         running = [s for s in self._running if s.id not in self._aborted]
         batch = decode_work(len(running), sum(s.computed for s in running))
-        step_s = self._estimates.seconds(Phase.DECODE, self._table.units, batch)
+        step_s = self.estimates.seconds(Phase.DECODE, self._table.units, batch)
         # Admission keeps a block free for each that decodes.
         missing = self._blocks_for(self._queued[0].tokens + 1) + len(self._running) - self.pool.free
         wait_s = 0.0
@@ -317,7 +309,7 @@ class Ledger:
         tokens = len(sequence.tokens)
         cached = min(self._cached_tokens(sequence.request), tokens - 1)
         work = prefill_work(((cached, tokens),))
-        sequence.work_s = self._estimates.seconds(Phase.PREFILL, self._table.units, work)
+        sequence.work_s = self.estimates.seconds(Phase.PREFILL, self._table.units, work)
         job = Queued(sequence.id, sequence.priority, tokens, sequence.ttft_due_s, sequence.work_s, cached)
         insort(self._queued, job, key=_PRIORITY)
         insort(self._queued_by_due, job, key=_due)
@@ -456,33 +448,8 @@ class Ledger:
         self.pool.release(sequence.blocks)
         sequence.blocks = []
 
-    def _learn(self, completion: Completion) -> None:
-        """Launches that had the device to themselves correct the predictions; others show what contention costs."""
-        if completion.failure is not None:
-            return
-        seconds = completion.ended_s - completion.started_s
-        beside = self.flight.prefill
-        if completion.prefill is None:
-            if not self._decode_disturbed:
-                self._correct(Phase.DECODE, completion.units, self._decoded(completion), 1.0, seconds)
-            elif beside is not None and self._begun_beside_prefill:  # all the while, or nearly
-                work = prefill_work((span.start, span.stop) for span in beside.spans)
-                self._estimates = self._estimates.learned_beside(
-                    completion.units, self._decoded(completion), work, seconds
-                )
-        elif completion.decode is None:
-            if not self._prefill_disturbed:
-                share = (completion.prefill.last_layer - completion.prefill.first_layer) / self._layers
-                work = prefill_work((span.start, span.stop) for span in completion.prefill.spans)
-                self._correct(Phase.PREFILL, completion.units, work, share, seconds)
-        else:
-            work = prefill_work((span.start, span.stop) for span in completion.prefill.spans)
-            self._correct(Phase.FUSED, completion.units, self._decoded(completion) + work, 1.0, seconds)
-
     def _decoded(self, completion: Completion) -> PassWork:
-        assert completion.decode is not None
-        ids = completion.decode.ids
-        return decode_work(len(ids), sum(self._sequences[i].computed for i in ids))
-
-    def _correct(self, phase: Phase, units: int, work: PassWork, share: float, seconds: float) -> None:
-        self._estimates = self._estimates.learned(phase, units, work, share, seconds)
+        if completion.decode is None:
+            return NO_WORK
+        ids, sequences = completion.decode.ids, self._sequences
+        return decode_work(len(ids), sum([sequences[i].computed for i in ids]))
