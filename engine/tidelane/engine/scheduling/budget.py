@@ -35,3 +35,11 @@ def step_budget_s(decoding: Iterable[Decoding], objective: Objective, now_s: flo
         if left_s < budget_s:
             budget_s = left_s
     return budget_s if budget_s < math.inf else None
+
+
+def slack_s(decoding: Iterable[Decoding], now_s: float) -> float:
+    """The time in which the next token of every decoding sequence keeps its mean gap within TPOT, saved time included.
+
+    Negative for one that is behind; infinite if nothing decodes that has a TPOT.
+    """
+    return min((each.next_due_s - now_s for each in decoding if each.priority[0] < FLEX_RANK), default=math.inf)

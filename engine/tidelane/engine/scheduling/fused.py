@@ -38,7 +38,7 @@ def finish_pass(state: State) -> Plan:
 
 
 def batch_work(decoding: tuple[Decoding, ...]) -> PassWork:
-    return decode_work(len(decoding), sum(sequence.context for sequence in decoding))
+    return decode_work(len(decoding), sum([sequence.context for sequence in decoding]))
 
 
 def largest_chunk(state: State, decode: PassWork, budget_s: float, most: int) -> int:

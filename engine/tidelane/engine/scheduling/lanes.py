@@ -18,7 +18,7 @@ from tidelane.engine.estimation.guard import Cell, cell_of
 from tidelane.engine.estimation.passes import NO_WORK, PassWork, decode_work, prefill_work
 from tidelane.engine.lanes.partition import Partition
 from tidelane.engine.request import FLEX_RANK
-from tidelane.engine.scheduling.budget import step_budget_s
+from tidelane.engine.scheduling.budget import slack_s, step_budget_s
 from tidelane.engine.scheduling.capacity import Filling, Growth, fill, grow
 from tidelane.engine.scheduling.chunked import ChunkedScheduler
 from tidelane.engine.scheduling.fused import TimeLeft, batch_work, fused_plan, largest_chunk
@@ -34,10 +34,12 @@ from tidelane.engine.scheduling.plan import (
     Waiting,
 )
 
-# A pass takes this part of the TTFT target, or the fewest tokens if that is less: all prompts in it are answered at its
-# end, and what comes while it runs waits for that.
+# A pass takes this part of the TTFT target: all prompts in it are answered at its end, and what comes while it runs waits
+# for that. If that is less than the fewest tokens worth a pass, it takes those, or what fits the larger part.
 PASS_PART_OF_TTFT = 0.08
+LARGEST_PART_OF_TTFT = 0.25
 SMALLEST_PASS = 256
+TINIEST_PASS = 64
 LARGEST_PASS = 8192
 # A fused chunk is at least so large that decode costs no more than this part of it, if the TPOT budget allows.
 DECODE_PART_OF_CHUNK = 0.15
@@ -49,6 +51,8 @@ SWITCH_GAIN = 1.1
 # must leave room for what may come.
 FULL_PART_OF_TPOT = 0.95
 FULL_PART_OF_TPOT_FOR_FLEX = 0.6
+# Where no lane keeps the budget, steps on the whole device make up for slower ones only if they are faster than this.
+CATCHING_UP_PART_OF_TPOT = 0.9
 # Of what a typical pass costs on a lane, to tell how fast prompts are worked off there.
 TYPICAL_PASS = prefill_work(((0, 1024),))
 
@@ -104,6 +108,8 @@ class LanesScheduler:
         flight, units = state.flight, state.table.units
         if (flight.decode and flight.prefill) or units in (flight.decode_units, flight.prefill_units):
             return Plan(state.table.whole)
+        if (flight.prefill and not state.decoding) or (flight.decode and not _waits(state)):
+            return Plan(state.table.whole)  # one side is at work, and the other has nothing to do
         now = self._look(state, now_s)
         if flight.prefill is not None:
             return self._decode_beside(state, now, units - flight.prefill_units)
@@ -130,8 +136,8 @@ class LanesScheduler:
     def _prefill_beside(self, state: State, now: _Look, free_units: int, now_s: float) -> Plan:
         """A step is running: prefill takes its lane, or as much of it as is free."""
         units = min(now.row.prefill_units, free_units)
-        if self._chunk(state, now, gain=SWITCH_GAIN) is not None:
-            return Plan(state.table.whole)  # to fuse, both sides must be idle: wait for the step
+        if now.tight or self._chunk(state, now, gain=SWITCH_GAIN) is not None:
+            return Plan(state.table.whole)  # the next step may need the whole device: wait for this one
         work = self._pass(state, now, units, now_s, beside_decode=True)
         if work is None:
             return Plan(state.table.whole)
@@ -154,6 +160,10 @@ class LanesScheduler:
         if chunk is not None:
             return self._fused(state, now, chunk, now_s)
         decode = DecodeBatch(tuple(s.id for s in now.stepping))
+        if now.tight and slack_s(now.stepping, now_s) < now.step_s(state, now.row.decode_units):
+            step_s = now.step_s(state, whole.decode_units)
+            why = now.decision("no lane keeps the TPOT target: this step on the whole device", step_s=step_s)
+            return Plan(whole, preempt=preempt, decode=decode, why=why)
         work = self._pass(state, now, now.row.prefill_units, now_s, beside_decode=True)
         if work is None:
             step_s = now.step_s(state, whole.decode_units)
@@ -174,22 +184,34 @@ class LanesScheduler:
         growth = grow(state)
         stepping = growth.decode if state.flight.decode is None else state.decoding
         budget_s = step_budget_s(stepping, state.objective, now_s)
-        rows = _rows(state)
-        guarded_s = state.estimates.guarded_decode_s
-        work, beside = batch_work(stepping), _beside(state)
-        cell = cell_of(work, beside)
-        if budget_s is not None and guarded_s(rows[-1].decode_units, work, cell) > budget_s:
+        beside = _beside(state)
+        work = batch_work(stepping)
+        row = self._row(state, budget_s, work, cell_of(work, beside))
+        if row is None:
             # `flex` sequences sit out the steps that they would make too long for the others.
             stepping = tuple(s for s in stepping if s.priority[0] < FLEX_RANK)
             work = batch_work(stepping)
-            cell = cell_of(work, beside)
-        row = self._fixed or rows[-1]
-        if self._fixed is None:
-            for candidate in rows:
-                if budget_s is None or guarded_s(candidate.decode_units, work, cell) <= budget_s:
-                    row = candidate
-                    break
-        return _Look(growth, stepping, work, cell, budget_s, row, len(state.decoding), len(state.queued))
+            row = self._row(state, budget_s, work, cell_of(work, beside))
+        cell = cell_of(work, beside)
+        tight = row is None and self._fixed is None and _whole_catches_up(state, work)
+        row = row or self._rows(state)[-1]
+        return _Look(growth, stepping, work, cell, budget_s, row, tight, len(state.decoding), len(state.queued))
+
+    def _row(self, state: State, budget_s: float | None, work: PassWork, cell: Cell) -> Partition | None:
+        """The smallest decode lane on which the step keeps its budget, if one does."""
+        rows = self._rows(state)
+        if budget_s is None:
+            return rows[0]
+        for row in rows:
+            if _step_s(state, row.decode_units, work, cell) <= budget_s:
+                return row
+        return None
+
+    def _rows(self, state: State) -> tuple[Partition, ...]:
+        """What there is to choose from, by rising decode share."""
+        if not (_waits(state) or state.flight.prefill):
+            return (self._alone(state),)
+        return (self._fixed,) if self._fixed is not None else _rows(state)
 
     def _pass(self, state: State, now: _Look, units: int, now_s: float, *, beside_decode: bool) -> _Pass | None:
         """What prefill would do next on `units`."""
@@ -216,9 +238,15 @@ class LanesScheduler:
     def _pass_tokens(self, state: State, units: int, start: int, *, beside_decode: bool) -> int:
         """How many a pass on `units` takes, if `start` of its prompt are done."""
         slower = state.estimates.contention.prefill_slowdown if beside_decode else 1.0
-        limit_s = PASS_PART_OF_TTFT * state.objective.slo.ttft_s / slower
-        most = state.estimates.most_tokens(Phase.PREFILL, units, NO_WORK, start, limit_s, LARGEST_PASS)
-        return max(SMALLEST_PASS, most)
+        ttft_s = state.objective.slo.ttft_s / slower
+
+        def most(part: float, tokens: int) -> int:
+            return state.estimates.most_tokens(Phase.PREFILL, units, NO_WORK, start, part * ttft_s, tokens)
+
+        usual = most(PASS_PART_OF_TTFT, LARGEST_PASS)
+        if usual >= SMALLEST_PASS:
+            return usual
+        return max(TINIEST_PASS, most(LARGEST_PART_OF_TTFT, SMALLEST_PASS))
 
     def _may_join(self, state: State, newcomer: Waiting, now_s: float) -> bool:
         """With it in the batch, decode alone on the whole device still keeps the TPOT target.
@@ -307,17 +335,30 @@ class _Look:
     cell: Cell  # of the batch and of what prefills beside it, or would
     budget_s: float | None
     row: Partition
+    tight: bool  # no lane keeps the budget, and steps on the whole device would catch up
     running: int
     waiting: int
 
     def step_s(self, state: State, units: int) -> float:
-        """The predicted step: guarded on a lane, as it is on the whole device."""
-        if units == state.table.units:
-            return state.estimates.seconds(Phase.DECODE, units, self.work)
-        return state.estimates.guarded_decode_s(units, self.work, self.cell)
+        return _step_s(state, units, self.work, self.cell)
 
     def decision(self, reason: str, step_s: float | None = None, slice_s: float | None = None) -> Decision:
         return Decision(reason, self.running, self.waiting, self.budget_s, step_s, slice_s)
+
+
+def _step_s(state: State, units: int, work: PassWork, cell: Cell) -> float:
+    """The predicted step: guarded on a lane, as it is on the whole device."""
+    return state.estimates.guarded_decode_s(units, work, None if units == state.table.units else cell)
+
+
+def _whole_catches_up(state: State, work: PassWork) -> bool:
+    step_s = state.estimates.seconds(Phase.DECODE, state.table.units, work)
+    return step_s <= CATCHING_UP_PART_OF_TPOT * state.objective.slo.tpot_s
+
+
+def _waits(state: State) -> bool:
+    """Whether there is anything to prefill that is not in flight."""
+    return state.paused is not None or bool(state.queued) or bool(state.prefilling)
 
 
 def _beside(state: State) -> PassWork:
@@ -329,6 +370,8 @@ def _beside(state: State) -> PassWork:
 def _rows(state: State) -> tuple[Partition, ...]:
     """The splits within the objective's bounds, by rising decode share; all if none is."""
     table, objective = state.table, state.objective
+    if objective.min_decode_share <= 0 and objective.max_decode_share >= 1:
+        return table.splits
     within = tuple(
         row
         for row in table.splits
