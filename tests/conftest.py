@@ -7,8 +7,13 @@ import secrets
 from collections.abc import Generator, Iterator
 
 import pytest
+from hypothesis import settings
 
 from cluster.harness import Binaries, Cluster, MissingBinariesError, sigterm_as_interrupt
+
+# No test is about time: a busy machine must not fail one.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 _CLUSTER = pytest.StashKey[Cluster]()
 

@@ -160,4 +160,4 @@ class PlanMachine(RuleBasedStateMachine):
 
 
 TestPlanMachine = pytest.mark.slow(PlanMachine.TestCase)
-TestPlanMachine.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestPlanMachine.settings = settings(max_examples=150, stateful_step_count=30)

@@ -259,7 +259,7 @@ class _Twice:
         return plan
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(1, 60), st.integers(1, 20), st.sampled_from(ServiceTier)), min_size=1, max_size=14),
     st.sampled_from(["lanes", "auto", "chunked", "mixed", "static"]),

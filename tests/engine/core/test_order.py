@@ -51,7 +51,7 @@ def on_time(order: list[str], jobs: dict[str, Queued]) -> int:
     return count
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 60)), max_size=7))
 def test_as_many_are_on_time_as_any_order_allows(sizes: list[tuple[int, int]]) -> None:
     jobs = {f"j{i}": queued(f"j{i}", float(work), NOW_S + due) for i, (work, due) in enumerate(sizes)}

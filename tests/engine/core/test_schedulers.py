@@ -34,7 +34,7 @@ def workloads(draw: st.DrawFn) -> list[Request]:
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     workloads(),
     st.sampled_from(POLICIES),

@@ -72,7 +72,7 @@ def test_noise_and_some_outliers_leave_less_than_two_per_cent(times: PassTimes, 
     assert error.p90 < 0.02
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.integers(1, 5000), st.integers(0, 9000), st.integers(1, 6), st.floats(1e-4, 10)),

@@ -75,7 +75,7 @@ def pass_times(draw: st.DrawFn) -> PassTimes:
 by_units = st.dictionaries(st.integers(1, 200), pass_times(), min_size=1, max_size=3)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(by_units, by_units)
 def test_any_profile_survives_and_is_rounded_once(
     tmp_path: Path, decode: dict[int, PassTimes], prefill: dict[int, PassTimes]

@@ -286,7 +286,7 @@ _FIELDS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.sampled_from([CHAT, TEXT]), fields=st.dictionaries(st.sampled_from(_FIELDS), _JSON, max_size=4))
 def test_no_body_makes_it_fail(shared_front: FrontProcess, path: str, fields: dict[str, Any]) -> None:
     http = shared_front.http

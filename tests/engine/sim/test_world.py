@@ -62,6 +62,14 @@ def test_one_request_by_hand() -> None:
     assert answer.timeline.longest_gap_s == pytest.approx(0.01)
 
 
+def test_flex_work_waits_for_what_came_later() -> None:
+    at_once = tuple(Arrival(0.0, 300, 20, tier="flex") for _ in range(8))
+    done = replay(Traffic((*at_once, Arrival(0.01, 300, 20)), 1.0), machine(), make("lanes"), Settings(SLO))
+    first_tokens_s = [answer.timeline.first_token_s for answer in done.answers if answer.timeline is not None]
+    assert len(first_tokens_s) == 9
+    assert sum(each < first_tokens_s[-1] for each in first_tokens_s) <= 1  # what had begun when it came
+
+
 def test_refusals_are_answers() -> None:
     sent = Traffic((Arrival(0.0, 100, 300), Arrival(0.0, 100, 3), Arrival(0.0, 5, 1), Arrival(0.0, 5, 1)), 1.0)
     done = replay(sent, machine(blocks=10), make("mixed"), Settings(SLO, queue_limit=2))

@@ -34,8 +34,8 @@ from tidelane.engine.scheduling.plan import (
     Waiting,
 )
 
-# A pass takes this part of the TTFT target: all prompts in it are answered at its end, and what comes while it runs waits
-# for that. If that is less than the fewest tokens worth a pass, it takes those, or what fits the larger part.
+# A pass takes this part of the TTFT target: all prompts in it are answered at its end, and what comes while it runs
+# waits for that. If that is less than the fewest tokens worth a pass, it takes those, or what fits the larger part.
 PASS_PART_OF_TTFT = 0.08
 LARGEST_PART_OF_TTFT = 0.25
 SMALLEST_PASS = 256
