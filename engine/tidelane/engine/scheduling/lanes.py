@@ -211,7 +211,7 @@ class LanesScheduler:
         """What there is to choose from, by rising decode share."""
         if not (_waits(state) or state.flight.prefill):
             return (self._alone(state),)
-        return (self._fixed,) if self._fixed is not None else _rows(state)
+        return (self._fixed,) if self._fixed is not None else _splits_within_bounds(state)
 
     def _pass(self, state: State, now: _Look, units: int, now_s: float, *, beside_decode: bool) -> _Pass | None:
         """What prefill would do next on `units`."""
@@ -367,8 +367,8 @@ def _beside(state: State) -> PassWork:
     return TYPICAL_PASS if at_hand is None else prefill_work((span.start, span.stop) for span in at_hand.spans)
 
 
-def _rows(state: State) -> tuple[Partition, ...]:
-    """The splits within the objective's bounds, by rising decode share; all if none is."""
+def _splits_within_bounds(state: State) -> tuple[Partition, ...]:
+    """By rising decode share; all of them if none is within the objective's bounds."""
     table, objective = state.table, state.objective
     if objective.min_decode_share <= 0 and objective.max_decode_share >= 1:
         return table.splits
