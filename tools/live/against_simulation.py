@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tidelane.cli.targets import parse_slo
+from tidelane.cli.traces import check_outputs
 from tidelane.engine.bench.report import Spread
 from tidelane.engine.bench.traffic import Arrival, Kind, Traffic, poisson
 from tidelane.engine.estimation.profile import Profile, read_profile
@@ -62,8 +63,12 @@ class Point:
 
 
 def main() -> int:
-    args = _parser().parse_args()
+    parser = _parser()
+    args = parser.parse_args()
+    if unknown := [mode for mode in args.modes if mode not in MODES]:
+        parser.error(f"--modes: {', '.join(unknown)}: choose from {', '.join(MODES)}")
     slo = parse_slo(args.slo)
+    check_outputs(args.json, None)
     chats = Kind("chat", args.chats, (20, 80), (20, 60))
     documents = Kind("document", args.documents, (600, 1800), (10, 30))
     traffic = poisson([chats, documents], 60 * args.minutes, args.seed)

@@ -28,6 +28,7 @@ from tools.live.up import NAME, manifest, serving
 
 from tidelane.cli.interrupts import run_interruptible
 from tidelane.cli.targets import parse_slo
+from tidelane.cli.traces import check_outputs
 from tidelane.engine.bench.client import ChatClient
 from tidelane.engine.bench.http_stream import Target
 from tidelane.engine.bench.load import generate
@@ -55,6 +56,7 @@ class Run:
 def main() -> int:
     args = _parser().parse_args()
     slo = parse_slo(args.slo)
+    check_outputs(args.json, None)
     console = Console()
     runs: list[Run] = []
     for repeat in range(args.repeats):
@@ -83,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, default=60.0, help="of each run (%(default)g)")
     add("--part", type=float, default=0.6, help="of capacity, for interactive requests (%(default)g)")
     add("--flex", type=int, default=24, help="offline requests that are always open (%(default)s)")
-    add("--slo", default="ttft=1500ms,ttftPer1k=4s,tpot=300ms", help="targets for this machine (%(default)s)")
+    add("--slo", default="ttft=1500ms,ttftPer1k=4s,tpot=200ms", help="targets for this machine (%(default)s)")
     add("--seed", type=int, default=0)
     add("--json", type=Path, help="write all figures there")
     return parser

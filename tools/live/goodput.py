@@ -24,6 +24,7 @@ from tools.live.up import NAME, manifest, serving
 
 from tidelane.cli.interrupts import run_interruptible
 from tidelane.cli.targets import parse_slo
+from tidelane.cli.traces import check_outputs
 from tidelane.engine.bench.load import generate
 from tidelane.engine.bench.report import Report, summarise
 from tidelane.engine.bench.traffic import Kind, Traffic, poisson
@@ -47,6 +48,7 @@ class Served:
 def main() -> int:
     args = _parser().parse_args()
     slo = parse_slo(args.slo)
+    check_outputs(args.json, None)
     kinds = [Kind("chat", args.chats, (20, 80), (20, 60)), Kind("document", args.documents, (600, 1800), (10, 30))]
     console = Console()
     runs: dict[str, list[Served]] = {mode: [] for mode in args.modes}

@@ -1,0 +1,39 @@
+"""The tools that measure for minutes say at once what is wrong with their options: one once did so after all of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def refused(tool: str, *options: str) -> str:
+    # Long enough for imports on a busy machine, too short for any measurement.
+    done = subprocess.run(
+        [sys.executable, "-m", f"tools.live.{tool}", *options],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert done.stdout == ""
+    return done.stderr
+
+
+@pytest.mark.parametrize("tool", ["against_simulation", "goodput", "colocation"])
+def test_figures_that_could_not_be_written_are_not_measured(tool: str, tmp_path: Path) -> None:
+    assert "there is no folder" in refused(tool, "--json", str(tmp_path / "missing" / "figures.json"))
+
+
+@pytest.mark.parametrize("tool", ["against_simulation", "goodput", "colocation"])
+def test_wrong_targets(tool: str) -> None:
+    assert "'0.5ms' is no duration" in refused(tool, "--slo", "ttft=1s,tpot=0.5ms")
+
+
+def test_an_unknown_mode() -> None:
+    assert "choose from MixedBatch, " in refused("against_simulation", "--modes", "Lanes,Mixed")
