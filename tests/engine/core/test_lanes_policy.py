@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -98,7 +99,7 @@ def test_decode_goes_on_with_what_a_slice_leaves_and_the_border_follows() -> Non
     assert (plan.partition, plan.prefill) == (Partition(3, 5), None)
     # The next slice makes room, though the step still runs on 3.
     busy = Flight(DecodeBatch(tuple(d.id for d in at.decoding)), 3)
-    plan = lanes(replace(at, flight=busy))
+    plan = lanes(msgspec.structs.replace(at, flight=busy))
     assert (plan.partition, plan.decode) == (Partition(3, 2), None)
 
 
@@ -132,7 +133,7 @@ def test_a_pass_is_shorter_than_usual_where_the_usual_one_would_make_newcomers_l
 
     def tokens(ttft_s: float) -> int:
         at = state(decoding(10, 0.05), waiting(2000))
-        plan = lanes(replace(at, objective=Objective(Slo(ttft_s=ttft_s, tpot_s=0.1))))
+        plan = lanes(msgspec.structs.replace(at, objective=Objective(Slo(ttft_s=ttft_s, tpot_s=0.1))))
         assert plan.prefill is not None
         return plan.prefill.tokens
 
@@ -162,7 +163,7 @@ def test_no_one_joins_whom_the_whole_device_could_not_serve_in_time() -> None:
 
 def test_who_is_late_for_long_joins_even_so_but_not_flex() -> None:
     def late(rank: int, by_s: float) -> tuple[Queued, ...]:
-        return (replace(waiting(100, rank=rank)[0], ttft_due_s=NOW_S - by_s),)
+        return (msgspec.structs.replace(waiting(100, rank=rank)[0], ttft_due_s=NOW_S - by_s),)
 
     crowd = decoding(100, 0.04)
     assert lanes(state(crowd, late(1, PROMOTED_AFTER_S - 1), tpot_s=0.04)).prefill is None
@@ -183,7 +184,7 @@ def test_a_chunk_that_goes_on_with_long_prompts_keeps_the_budget(name: str) -> N
     queued = tuple(
         Queued(f"w{i}", (1, NOW_S + i, f"w{i}"), 5000 + 40, NOW_S + 5 + i, work_s=0.01, cached=5000) for i in range(40)
     )
-    at = replace(state(batch, queued), estimates=estimates)
+    at = msgspec.structs.replace(state(batch, queued), estimates=estimates)
     plan = policy(name).plan(at, NOW_S)
     assert plan.fused
     assert plan.prefill is not None
@@ -238,7 +239,7 @@ def test_auto_takes_the_better_of_a_split_and_a_fused_chunk() -> None:
 
 def test_an_objective_without_a_possible_split_still_serves() -> None:
     at = state(decoding(2, 0.1), waiting(50))
-    plan = lanes(replace(at, objective=replace(at.objective, min_decode_share=0.99)))
+    plan = lanes(msgspec.structs.replace(at, objective=replace(at.objective, min_decode_share=0.99)))
     assert plan.decode is not None
     assert plan.prefill is not None
 

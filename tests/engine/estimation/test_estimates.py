@@ -105,6 +105,12 @@ def test_a_wrong_model_is_put_right_in_some_twenty_steps(factor: float) -> None:
     assert estimates.seconds(Phase.DECODE, 8, STEP) == pytest.approx(measured_s, rel=0.1)
 
 
+def test_what_is_off_by_next_to_nothing_teaches_nothing() -> None:
+    seconds = ESTIMATES.seconds(Phase.DECODE, 8, STEP)
+    assert ESTIMATES.learned(Phase.DECODE, 8, STEP, 1.0, 1.001 * seconds) is ESTIMATES
+    assert ESTIMATES.learned(Phase.DECODE, 8, STEP, 1.0, 1.01 * seconds).seconds(Phase.DECODE, 8, STEP) > seconds
+
+
 def test_some_layers_teach_as_a_whole_pass_does() -> None:
     whole = ESTIMATES.learned(Phase.PREFILL, 32, CHUNK, 1.0, 0.05)
     part = ESTIMATES.learned(Phase.PREFILL, 32, CHUNK, 0.25, 0.05 / 4)

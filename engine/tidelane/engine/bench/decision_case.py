@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from statistics import median
+
+from msgspec.structs import replace
 
 from tidelane.engine.bench.ratio import Measured, Ratio
 from tidelane.engine.estimation.devices import device_facts

@@ -17,6 +17,8 @@ from tidelane.engine.estimation.passes import PassTimes, PassWork
 LEARNING_RATE = 0.1
 LARGEST_RESIDUAL = math.log(1.5)
 LARGEST_CORRECTION = math.log(2.0)
+# What is off by less is as good as true: nothing is learned from it, and answers worked out before stay at hand.
+SMALLEST_RESIDUAL = 0.002
 
 
 class Phase(StrEnum):
@@ -98,6 +100,8 @@ class Estimates:
         if not (expected_s > 0 and seconds > 0):
             return self
         residual = _bounded(math.log(seconds / expected_s), LARGEST_RESIDUAL)
+        if abs(residual) < SMALLEST_RESIDUAL:
+            return self
         correction = _bounded(self._correction(phase, units) + LEARNING_RATE * residual, LARGEST_CORRECTION)
         after = replace(self, corrections={**self.corrections, (phase, units): correction})
         after._keep_times_of(self)

@@ -49,7 +49,7 @@ def reused_tokens(prefill: PassWork) -> float:
 
 
 def _token_step(tokens: float) -> int:
-    return TOKEN_STEPS[min(bisect_left(TOKEN_STEPS, tokens), len(TOKEN_STEPS) - 1)]
+    return TOKEN_STEPS[bisect_left(TOKEN_STEPS, tokens, 0, len(TOKEN_STEPS) - 1)]
 
 
 @dataclass(frozen=True, slots=True)

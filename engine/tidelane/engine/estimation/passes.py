@@ -17,9 +17,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class PassWork:
+
+class PassWork(msgspec.Struct, frozen=True):
     """What one pass computes.
 
     `tokens` go through the linear layers: new prompt tokens and one for each decoding sequence. `pairs` of a query and

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from tidelane.engine.request import NewToken, TokenLogprob
 from tidelane.engine.scheduling.plan import DecodeBatch, Plan, PrefillSlice
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True):
     """What one sequence got out of a launch."""
 
     id: str
@@ -20,8 +21,7 @@ class Sampled:
     failed: bool = False  # a token was due, but the model's output was not a number
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(msgspec.Struct, frozen=True):
     """The decode step, the prefill slice, or (fused) both, that ended.
 
     `units` are the compute units it ran on. `failure` says why nothing came of it; its sequences cannot go on.
@@ -32,7 +32,7 @@ class Completion:
     units: int
     started_s: float
     ended_s: float
-    sampled: tuple[Sampled, ...] = field(default=())
+    sampled: tuple[Sampled, ...] = ()
     failure: str | None = None
 
 

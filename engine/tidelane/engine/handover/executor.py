@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tidelane.engine.execution.executor import Event, Executor, PrefillBack, PrefillLost
 from tidelane.engine.handover.messages import Compute, Forget, Prompt

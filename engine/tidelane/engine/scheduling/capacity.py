@@ -7,14 +7,14 @@ and admission at the front refuses what could never fit the pool alone.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from tidelane.engine.scheduling.plan import Decoding, Prefilling, Queued, Span, State, Waiting
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
+class Growth(msgspec.Struct, frozen=True):
     """`decode` may take its step; `preempt` gives its blocks back; `free_blocks` are left for prompts."""
 
     decode: tuple[Decoding, ...]
@@ -70,8 +70,7 @@ def _held(state: State, sequence: Decoding | Prefilling) -> int:
     return sequence.blocks if isinstance(sequence, Decoding) else state.pool.blocks_for(sequence.tokens + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Filling:
+class Filling(msgspec.Struct, frozen=True):
     """One pass: the parts of prompts in it, and which of them get their blocks now."""
 
     spans: tuple[Span, ...] = ()

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from itertools import chain
+
+import msgspec
+from msgspec.structs import replace
 
 from tidelane.engine.estimation.estimates import Phase
 from tidelane.engine.estimation.guard import Cell, cell_of
@@ -57,8 +59,7 @@ CATCHING_UP_PART_OF_TPOT = 0.9
 TYPICAL_PASS = prefill_work(((0, 1024),))
 
 
-@dataclass(frozen=True, slots=True)
-class _Pass:
+class _Pass(msgspec.Struct, frozen=True):
     """A prefill pass that could be begun, or gone on with; `seconds` are those of all layers, beside decode if any."""
 
     job: int
@@ -68,8 +69,7 @@ class _Pass:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunk:
+class _Chunk(msgspec.Struct, frozen=True):
     """Tokens to prefill in one pass with a decode step, which takes `seconds`, and the rate of the best split."""
 
     tokens: int
@@ -110,6 +110,8 @@ class LanesScheduler:
             return Plan(state.table.whole)
         if (flight.prefill and not state.decoding) or (flight.decode and not _waits(state)):
             return Plan(state.table.whole)  # one side is at work, and the other has nothing to do
+        if flight.idle and not _waits(state):
+            return self._decode_alone(state, now_s)
         now = self._look(state, now_s)
         if flight.prefill is not None:
             return self._decode_beside(state, now, units - flight.prefill_units)
@@ -117,7 +119,22 @@ class LanesScheduler:
             return self._prefill_beside(state, now, units - flight.decode_units, now_s)
         return self._both_idle(state, now, now_s)
 
-    # ---- the three situations ---------------------------------------------------------------------------------
+    # ---- the four situations ----------------------------------------------------------------------------------
+
+    def _decode_alone(self, state: State, now_s: float) -> Plan:
+        """Nothing to prefill, which is most steps of a light load: no lanes to weigh."""
+        growth, whole = grow(state), self._alone(state)
+        stepping, step_s = growth.decode, _alone_s(state, whole.decode_units, growth.decode)
+        budget_s = step_budget_s(stepping, state.objective, now_s)
+        if budget_s is not None and step_s > budget_s:
+            stepping = _without_flex(stepping)
+            step_s = _alone_s(state, whole.decode_units, stepping)
+        if not stepping:
+            return Plan(whole, preempt=growth.preempt)
+        why = Decision(
+            "nothing to prefill: decode on the whole device", len(state.decoding), len(state.queued), budget_s, step_s
+        )
+        return Plan(whole, preempt=growth.preempt, decode=DecodeBatch(tuple(s.id for s in stepping)), why=why)
 
     def _decode_beside(self, state: State, now: _Look, free_units: int) -> Plan:
         """A slice is running: decode takes its lane, or as much of it as is free."""
@@ -167,7 +184,7 @@ class LanesScheduler:
         work = self._pass(state, now, now.row.prefill_units, now_s, beside_decode=True)
         if work is None:
             step_s = now.step_s(state, whole.decode_units)
-            why = now.decision("nothing to prefill: decode on the whole device", step_s=step_s)
+            why = now.decision("no one may join: decode on the whole device", step_s=step_s)
             return Plan(whole, preempt=preempt, decode=decode, why=why)
         step_s = now.step_s(state, now.row.decode_units)
         prefill, slice_s = self._slice(state, work, step_s)
@@ -188,8 +205,7 @@ class LanesScheduler:
         work = batch_work(stepping)
         row = self._row(state, budget_s, work, cell_of(work, beside))
         if row is None:
-            # `flex` sequences sit out the steps that they would make too long for the others.
-            stepping = tuple(s for s in stepping if s.priority[0] < FLEX_RANK)
+            stepping = _without_flex(stepping)
             work = batch_work(stepping)
             row = self._row(state, budget_s, work, cell_of(work, beside))
         cell = cell_of(work, beside)
@@ -209,8 +225,6 @@ class LanesScheduler:
 
     def _rows(self, state: State) -> tuple[Partition, ...]:
         """What there is to choose from, by rising decode share."""
-        if not (_waits(state) or state.flight.prefill):
-            return (self._alone(state),)
         return (self._fixed,) if self._fixed is not None else _splits_within_bounds(state)
 
     def _pass(self, state: State, now: _Look, units: int, now_s: float, *, beside_decode: bool) -> _Pass | None:
@@ -325,8 +339,7 @@ class LanesScheduler:
         return replace(plan, why=why)
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
+class _Look(msgspec.Struct, frozen=True):
     """What one decision starts from. `stepping` is the batch of the next step, or of the one that runs."""
 
     growth: Growth
@@ -349,6 +362,15 @@ class _Look:
 def _step_s(state: State, units: int, work: PassWork, cell: Cell) -> float:
     """The predicted step: guarded on a lane, as it is on the whole device."""
     return state.estimates.guarded_decode_s(units, work, None if units == state.table.units else cell)
+
+
+def _alone_s(state: State, units: int, stepping: tuple[Decoding, ...]) -> float:
+    return state.estimates.seconds(Phase.DECODE, units, batch_work(stepping))
+
+
+def _without_flex(stepping: tuple[Decoding, ...]) -> tuple[Decoding, ...]:
+    """`flex` sequences sit out the steps that they would make too long for the others."""
+    return tuple(s for s in stepping if s.priority[0] < FLEX_RANK)
 
 
 def _whole_catches_up(state: State, work: PassWork) -> bool:

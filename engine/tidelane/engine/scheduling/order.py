@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import chain
 from typing import Protocol
+
+import msgspec
 
 from tidelane.engine.request import FLEX_RANK
 from tidelane.engine.scheduling.plan import Queued, State, Waiting
@@ -19,8 +20,7 @@ PROMOTED_AFTER_S = 30.0
 PROMOTION_PASSES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Arranged:
+class Arranged(msgspec.Struct, frozen=True):
     """Whom to prefill, in turn; `late`: the first of them will miss its deadline anyway."""
 
     jobs: Iterator[Waiting]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from tidelane.engine.estimation.estimates import Estimates
 from tidelane.engine.lanes.partition import Partition, PartitionTable
 from tidelane.engine.slo import Slo
@@ -13,8 +15,7 @@ from tidelane.engine.slo import Slo
 Priority = tuple[int, float, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Queued:
+class Queued(msgspec.Struct, frozen=True):
     """Holds no blocks. `tokens` must be computed before its next token: the prompt, and after a pre-emption also what
     was generated so far. The first `cached` of them need no computing. `work_s` is its prefill on the whole device.
     """
@@ -31,8 +32,7 @@ class Queued:
         return self.cached
 
 
-@dataclass(frozen=True, slots=True)
-class Prefilling:
+class Prefilling(msgspec.Struct, frozen=True):
     """Holds blocks for all its `tokens`, of which `computed` are in the KV cache; `work_s` is for the others."""
 
     id: str
@@ -60,8 +60,7 @@ class Decoding(NamedTuple):
     next_due_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """Tokens [start, stop) of one sequence."""
 
     id: str
@@ -73,8 +72,7 @@ class Span:
         return self.stop - self.start
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillSlice:
+class PrefillSlice(msgspec.Struct, frozen=True):
     """One launched piece of prefill: the spans' tokens through layers [first_layer, last_layer).
 
     All slices of one pass carry the same `job`, under which the executor keeps the activations between them.
@@ -90,15 +88,13 @@ class PrefillSlice:
         return sum(span.tokens for span in self.spans)
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeBatch:
+class DecodeBatch(msgspec.Struct, frozen=True):
     """One decode step for these sequences."""
 
     ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """Why a plan is what it is, in numbers: for `/debug/decisions` and reports, read by no one who decides.
 
     `budget_s` is what the decode step may take; `step_s` and `slice_s` are what was predicted, guard and contention
@@ -115,8 +111,7 @@ class Decision:
     fused_tokens_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """What to do now. `preempt` gives back its blocks before `admit` takes some; both before the launch.
 
     `fused`: decode and prefill go through the layers in one batch, on the whole device. Else each goes on its own
@@ -136,8 +131,7 @@ class Plan:
         return self.decode is not None or self.prefill is not None
 
 
-@dataclass(frozen=True, slots=True)
-class PoolState:
+class PoolState(msgspec.Struct, frozen=True):
     free_blocks: int
     block_tokens: int
 
@@ -145,8 +139,7 @@ class PoolState:
         return -(-tokens // self.block_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
+class Flight(msgspec.Struct, frozen=True):
     """What is running: the parts of the plans launched whose completion has not come, and the units each holds."""
 
     decode: DecodeBatch | None = None
@@ -175,8 +168,7 @@ class Objective:
     max_decode_share: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(msgspec.Struct, frozen=True):
     """All that a scheduler may know. `queued`, `prefilling` and `decoding` are each in order of priority.
 
     `queued_by_due` are the queued by tier and TTFT deadline. `paused` is the prefill pass that stands between two
