@@ -11,7 +11,7 @@ from tidelane.engine.estimation.estimates import Contention, Estimates, Phase
 from tidelane.engine.estimation.guard import cell_of
 from tidelane.engine.estimation.passes import decode_work, prefill_work
 from tidelane.engine.estimation.profile import ProfileKey
-from tidelane.engine.profiling.campaign import Measurements, expected_s, measure
+from tidelane.engine.profiling.campaign import Measurements, expected_s, measure, usual_s
 from tidelane.engine.profiling.probes import Kind, Probe, probes
 from tidelane.engine.profiling.stand import Slowdowns
 from tidelane.engine.profiling.verdict import TooFewPoints, Verdict, contention, guards, judge
@@ -152,3 +152,12 @@ def test_a_probe_side_by_side_costs_both_and_what_is_timed_alone() -> None:
     step_s = 2 * true_times(1).seconds(probe.decode)
     pass_s = 2 * true_times(2).seconds(probe.prefill)
     assert expected_s(slow_prior(), probe) == pytest.approx(5 * step_s + 2 * pass_s)
+
+
+def test_of_each_probe_the_least_counts_and_what_is_usual_on_top() -> None:
+    chosen = probes(VirtualStand(slow_prior()).table, ROOM)
+    one, two, three = [probe for probe in chosen if probe.kind is Kind.DECODE][:3]
+    prefill = next(probe for probe in chosen if probe.kind is Kind.PREFILL)
+    times = {one: [0.10, 0.12, 0.11], two: [0.20, 0.20, 0.90], three: [0.30, 0.60, 0.36], prefill: [1.0, 1.5, 1.4]}
+    # Medians are 1.1, 1.0 and 1.2 times the least of a step, and 1.4 times that of a pass.
+    assert usual_s(times) == pytest.approx({one: 0.11, two: 0.22, three: 0.33, prefill: 1.4})

@@ -15,7 +15,7 @@ from tidelane.engine.profiling.stand import STEPS_ALONE, Slowdowns, Stand
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Medians of each probe's times, in the order of `probes`; of a probe beside another, all slowdowns seen."""
+    """What each probe usually takes, in the order of `probes`; of a probe beside another, all slowdowns seen."""
 
     seconds: Mapping[Probe, float]
     slowdowns: Mapping[Probe, tuple[Slowdowns, ...]]
@@ -47,9 +47,21 @@ def measure(
         elif (seen := stand.slowdowns(probe)) is not None:
             slowdowns[probe].append(seen)
     return Measurements(
-        {probe: median(seconds[probe]) for probe in probes if probe in seconds},
+        usual_s({probe: seconds[probe] for probe in probes if probe in seconds}),
         {probe: tuple(slowdowns[probe]) for probe in probes if probe in slowdowns},
     )
+
+
+def usual_s(times: Mapping[Probe, Sequence[float]]) -> dict[Probe, float]:
+    """Of each probe the least of its times, and on top of that what is usual for its kind.
+
+    What disturbs a pass only ever adds to it, so the least repeats best (Chen and Revels, arXiv 1608.04295). A few
+    repetitions tell little of what is usual on top, but those of all probes of a kind together do.
+    """
+    on_top: dict[Kind, list[float]] = defaultdict(list)
+    for probe, seen in times.items():
+        on_top[probe.kind].append(median(seen) / min(seen))
+    return {probe: min(seen) * median(on_top[probe.kind]) for probe, seen in times.items()}
 
 
 def expected_s(prior: Estimates, probe: Probe) -> float:

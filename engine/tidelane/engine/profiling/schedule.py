@@ -17,7 +17,7 @@ from tidelane.engine.profiling.probes import Kind, Probe
 SHARES: Mapping[Kind, float] = MappingProxyType(
     {Kind.DECODE: 0.25, Kind.PREFILL: 0.35, Kind.FUSED: 0.25, Kind.BESIDE: 0.15}
 )
-# How often each probe is timed; the median counts. Short passes more often: what disturbs them is as long as they are.
+# How often each probe is timed; the least counts. Short passes more often: what disturbs them is as long as they are.
 REPEATS = 3
 REPEATS_OF_SHORT = 5
 SHORT_S = 0.1
