@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Several
 from operator import attrgetter
 from types import MappingProxyType
 
@@ -17,7 +18,7 @@ from tidelane.engine.execution.executor import Completion, Event, PrefillBack, P
 from tidelane.engine.kv.blocks import BlockPool
 from tidelane.engine.lanes.partition import PartitionTable
 from tidelane.engine.learning import Learner
-from tidelane.engine.request import FinishReason, NewToken, Request
+from tidelane.engine.request import FLEX_RANK, FinishReason, NewToken, Request
 from tidelane.engine.scheduling.plan import (
     Decoding,
     Flight,
@@ -247,6 +248,35 @@ class Ledger:
             sequence.computed, sequence.seen = computed, None
         for sampled in completion.sampled:
             self._take_sample(self._sequences[sampled.id], sampled, now_s)
+
+    def steps_in_a_row(self) -> int:
+        """How often the decode step in flight can be taken again, by what is known, with nothing to decide between: all
+        that there is decodes in it, and none will end or lack a block. 0 if `flex` takes part, which may sit out."""
+        decode = self.flight.decode
+        if decode is None or self.flight.prefill is not None or self._queued or self._paused or self._aborted:
+            return 0
+        if len(decode.ids) != len(self._running) or self._running[-1].priority[0] >= FLEX_RANK:
+            return 0
+        steps = min(s.request.max_new_tokens - s.output_tokens for s in self._running) - 1
+        missing = sum(self._blocks_for(s.computed + steps + 1) - len(s.blocks) for s in self._running)
+        return steps if missing <= self.pool.free else 0
+
+    def run_on(self, steps: Several[Completion]) -> None:
+        """Take what the decode step in flight produced, and as many repetitions of it, up to `steps_in_a_row`, right
+        one after the other: in each of them the token 0, which stops none, for each sequence. One more is in flight.
+        Only virtual time knows of so many steps at once."""
+        decode = self.flight.decode
+        assert decode is not None
+        batch, context = len(decode.ids), sum(s.computed for s in self._running)
+        for number, step in enumerate(steps):
+            self._learner.ended(step, decode_work(batch, context + batch * number), None)
+        times_s = [step.ended_s for step in steps]
+        for sequence in self._running:
+            sequence.run_on(0, times_s)
+            self._grow(sequence)
+        self.steps += len(steps)
+        self._progress_s = times_s[-1]
+        self._view = None
 
     def abandoned_pass(self) -> int | None:
         """The job of a paused pass that no living sequence waits for, if there is one; its sequences are let go."""

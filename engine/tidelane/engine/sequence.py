@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from tidelane.engine.request import FinishReason, NewToken, Request, TokenLogprob
 from tidelane.engine.scheduling.plan import Decoding, Prefilling, Priority
@@ -77,6 +78,17 @@ class Sequence:
         if self.output_tokens >= self.request.max_new_tokens:
             return FinishReason.LENGTH
         return None
+
+    def run_on(self, token_id: int, times_s: list[float]) -> None:
+        """Take this token at each of these times, none of which is the last."""
+        assert self.last_token_s is not None
+        gaps_s = [later - earlier for earlier, later in pairwise((self.last_token_s, *times_s))]
+        self.longest_gap_s = max(self.longest_gap_s, *gaps_s)
+        self.last_token_s = times_s[-1]
+        self.tokens += [token_id] * len(times_s)
+        self.output_counts[token_id] += len(times_s)
+        self.computed += len(times_s)
+        self.seen = None
 
     def timeline(self) -> Timeline | None:
         """None until the first token."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from tidelane.engine.bench.traffic import Arrival, Traffic
 from tidelane.engine.channel import RefusalReason
+from tidelane.engine.execution.executor import Completion
 from tidelane.engine.scheduling.plan import Plan, Scheduler, State
 from tidelane.engine.scheduling.policies import policy
-from tidelane.engine.sim.world import Settings, Stalled, replay
+from tidelane.engine.sim.executor import VirtualExecutor
+from tidelane.engine.sim.world import Replay, Settings, Stalled, replay
 
 from .machines import SLO, machine, traffic
 
@@ -51,6 +54,38 @@ def test_a_replay_can_be_repeated_to_the_bit(name: str) -> None:
     assert first.gaps.percentiles(50, 99, 100) == second.gaps.percentiles(50, 99, 100)
     other = replay(traffic(), machine(blocks=60), make(name), Settings(SLO, engines=2, noise=0.1, seed=5))
     assert other.answers != first.answers
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(
+    ("blocks", "engines", "rate", "noise"), [(1000, 1, 1.0, 0.0), (40, 2, 2.0, 0.1), (25, 1, 3.0, 0.0)]
+)
+def test_steps_in_a_row_come_to_what_turn_after_turn_would(
+    name: str, blocks: int, engines: int, rate: float, noise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrivals = traffic(40, rate).arrivals
+    some_flex = tuple(replace(each, tier="flex") if at % 9 == 4 else each for at, each in enumerate(arrivals))
+    run_on, ran_on = VirtualExecutor.run_on, 0
+
+    def counted(executor: VirtualExecutor, most: int, until_s: float) -> list[Completion]:
+        nonlocal ran_on
+        steps = run_on(executor, most, until_s)
+        ran_on += len(steps)
+        return steps
+
+    def replayed() -> Replay:
+        settings = Settings(SLO, engines=engines, noise=noise)
+        sent = Traffic(some_flex, arrivals[-1].at_s)
+        return replay(sent, machine(blocks=blocks, overhead_s=0.001), make(name, "ours"), settings)
+
+    monkeypatch.setattr(VirtualExecutor, "run_on", counted)
+    in_a_row = replayed()
+    assert ran_on > 20
+    monkeypatch.setattr(VirtualExecutor, "run_on", lambda executor, most, until_s: [])
+    turn_by_turn = replayed()
+    assert replace(in_a_row, gaps=turn_by_turn.gaps) == turn_by_turn
+    every = range(0, 101, 5)
+    assert in_a_row.gaps.percentiles(*every) == turn_by_turn.gaps.percentiles(*every)
 
 
 def test_one_request_by_hand() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tidelane.engine.channel import Abort, AboutRequest, RefusalReason, Refused, Submit, ToFront, Tokens
+from tidelane.engine.execution.executor import Completion
 from tidelane.engine.request import Request
 from tidelane.engine.sim.gaps import GapHistogram
 from tidelane.engine.sim.prefix import PrefixCache
@@ -66,6 +69,16 @@ class RecordingDesk:
                     self._end(Ending(name, message.timeline))
             elif isinstance(message, Refused):
                 self._end(Ending(message.request_id, None, message.reason))
+
+    def run_on(self, steps: Sequence[Completion]) -> None:
+        """Each of these gave a token to each of the same sequences, one step right after the other."""
+        first, decode = steps[0], steps[0].decode
+        assert decode is not None
+        for name in decode.ids:
+            self.gaps.add(first.ended_s - self._last_token_s[name])
+        for before, step in pairwise(steps):
+            self.gaps.add(step.ended_s - before.ended_s, len(decode.ids))
+        self._last_token_s.update(dict.fromkeys(decode.ids, steps[-1].ended_s))
 
     def policy(self) -> str:
         return POLICY

@@ -126,6 +126,27 @@ class VirtualExecutor:
             ended.append(Completion(first.decode, first.prefill, first.units, first.started_s, first.end_s, sampled))
         return ended
 
+    def run_on(self, most: int, until_s: float) -> list[Completion]:
+        """End the decode step under way and launch the same again, up to `most` times and as long as they end before
+        `until_s`; what ended, without samples. The last one launched is under way."""
+        ended: list[Completion] = []
+        while len(ended) < most and self._decode is not None and self._decode.end_s < until_s:
+            step, decode = self._decode, self._decode.decode
+            assert decode is not None
+            assert self._prefill is None
+            if not ended:
+                batch = len(decode.ids)
+                context = sum([self._sequences[i].computed for i in decode.ids])
+            self._note(step.end_s)
+            ended.append(Completion(decode, None, step.units, step.started_s, step.end_s))
+            self.launches += 1
+            work = decode_work(batch, context + batch * len(ended))
+            seconds = self._times.seconds(Phase.DECODE, step.units, work) * self._noise.factor() + self._overhead_s
+            self._decode = _Launch(
+                decode, None, step.units, step.end_s, seconds, step.end_s, step.end_s + seconds, step.slowdown
+            )
+        return ended
+
     def forget(self, job: int) -> None:
         """Activations are not kept here."""
 

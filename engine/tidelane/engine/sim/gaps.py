@@ -16,8 +16,8 @@ class GapHistogram:
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
 
-    def add(self, gap_s: float) -> None:
-        self._counts[round(gap_s / RESOLUTION_S)] += 1
+    def add(self, gap_s: float, count: int = 1) -> None:
+        self._counts[round(gap_s / RESOLUTION_S)] += count
 
     def merge(self, other: GapHistogram) -> None:
         self._counts.update(other._counts)

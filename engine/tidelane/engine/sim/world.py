@@ -140,7 +140,7 @@ def _run(engines: list[VirtualEngine], clock: VirtualClock, requests: Iterator[t
         else:
             return
         for engine in due:
-            engine.turn()
+            engine.turn(coming[0].arrival_s if coming is not None else math.inf)
         idle_turns = 0 if coming is not None or any(each.working for each in engines) else idle_turns + 1
         if idle_turns > MOST_IDLE_TURNS:
             raise Stalled(_stuck(engines, clock.now_s))
