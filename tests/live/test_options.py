@@ -35,5 +35,16 @@ def test_wrong_targets(tool: str) -> None:
     assert "'0.5ms' is no duration" in refused(tool, "--slo", "ttft=1s,tpot=0.5ms")
 
 
-def test_an_unknown_mode() -> None:
-    assert "choose from MixedBatch, " in refused("against_simulation", "--modes", "Lanes,Mixed")
+@pytest.mark.parametrize(
+    ("tool", "option", "modes"),
+    [
+        ("against_simulation", "--modes", "Lanes,Mixed"),
+        ("against_simulation", "--modes", "Disaggregated"),  # which one engine in the simulator cannot be
+        ("goodput", "--modes", "Lanes,Mixed"),
+        ("colocation", "--mode", "Mixed"),
+    ],
+)
+def test_an_unknown_mode(tool: str, option: str, modes: str) -> None:
+    said = refused(tool, option, modes)
+    assert f"{modes.split(',')[-1]}: choose from " in said
+    assert "MixedBatch, " in said

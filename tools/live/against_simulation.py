@@ -1,6 +1,6 @@
 """The same traffic live on this machine and in virtual time, policy by policy: how true to life the simulator is.
 
-    python tools/live/against_simulation.py --minutes 5 --json live.json
+    python -m tools.live.against_simulation --minutes 5 --json live.json
 
 Measures a profile first unless one is given. Each mode then serves the traffic with `tidelane serve` and `tidelane
 bench` as processes, and the simulator replays it from the profile. Prints both, how far they are apart, and the order
@@ -16,37 +16,29 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rich.console import Console
 from rich.table import Table
+from tools.live.rig import COMPARED, MODEL, NAME, chats_and_documents, modes, parser, running_engine, tidelane
 
 from tidelane.cli.targets import parse_slo
 from tidelane.cli.traces import check_outputs
 from tidelane.engine.bench.report import Spread
-from tidelane.engine.bench.traffic import Arrival, Kind, Traffic, poisson
+from tidelane.engine.bench.traffic import Arrival, Traffic, poisson
 from tidelane.engine.estimation.profile import Profile, read_profile
 from tidelane.engine.scheduling.policies import live_policies
 from tidelane.engine.sim.figures import Figures, figures_of
 from tidelane.engine.sim.machine import Machine, as_profiled
 from tidelane.engine.sim.world import Settings, replay
 from tidelane.engine.slo import Slo
+from tidelane.rpc.wire import ExecutionMode
 
-MODEL = "builtin://smollm2-135m-instruct"
-# The mode in the engine's objective, by what an InferenceService calls it.
-MODES = {"MixedBatch": "MIXED_BATCH", "ChunkedPrefill": "CHUNKED_PREFILL", "Lanes": "LANES", "Auto": "AUTO"}
-POOL_BYTES = 512 << 20
-READY_WITHIN_S = 300.0
+MODES = (ExecutionMode.MIXED_BATCH, ExecutionMode.CHUNKED_PREFILL, ExecutionMode.LANES, ExecutionMode.AUTO)
 LONE = Arrival(0.0, 40, 96)
 
 
@@ -63,15 +55,10 @@ class Point:
 
 
 def main() -> int:
-    parser = _parser()
-    args = parser.parse_args()
-    if unknown := [mode for mode in args.modes if mode not in MODES]:
-        parser.error(f"--modes: {', '.join(unknown)}: choose from {', '.join(MODES)}")
+    args = _parser().parse_args()
     slo = parse_slo(args.slo)
     check_outputs(args.json, None)
-    chats = Kind("chat", args.chats, (20, 80), (20, 60))
-    documents = Kind("document", args.documents, (600, 1800), (10, 30))
-    traffic = poisson([chats, documents], 60 * args.minutes, args.seed)
+    traffic = poisson(chats_and_documents(args.chats, args.documents), 60 * args.minutes, args.seed)
     with TemporaryDirectory() as folder:
         profile = read_profile(args.profile or _measured(Path(folder)))
         trace = Path(folder) / "traffic.jsonl"
@@ -101,18 +88,15 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
+    options = parser(__doc__, slo="ttft=1s,ttftPer1k=4s,tpot=150ms")
+    add = options.add_argument
     add("--minutes", type=float, default=5.0, help="of traffic, for each mode (%(default)g)")
-    add("--modes", type=lambda text: text.split(","), default=["MixedBatch", "ChunkedPrefill", "Lanes"])
+    add("--modes", type=lambda text: modes(text, MODES), default=COMPARED)
     add("--chats", type=float, default=0.5, help="short requests a second (%(default)g)")
     add("--documents", type=float, default=0.05, help="long requests a second (%(default)g)")
-    add("--slo", default="ttft=1s,ttftPer1k=4s,tpot=150ms", help="targets for this machine (%(default)s)")
     add("--profile", type=Path, help="of this machine, from `tidelane profile` (else it is measured)")
     add("--kv-tokens", type=int, default=11_000, help="that the engine's pool holds (%(default)s)")
-    add("--seed", type=int, default=0)
-    add("--json", type=Path, help="write all figures there")
-    return parser
+    return options
 
 
 def _row(at_s: float, input_tokens: int, output_tokens: int) -> str:
@@ -121,13 +105,13 @@ def _row(at_s: float, input_tokens: int, output_tokens: int) -> str:
 
 def _measured(folder: Path) -> Path:
     out = folder / "profile.json"
-    subprocess.run([*_tidelane("profile"), "--model", MODEL, "--out", str(out)], check=True)
+    subprocess.run(tidelane("profile", "--model", MODEL, "--out", str(out)), check=True)
     return out
 
 
-def _live(mode: str, trace: Path, lone: Path, targets: str, slo: Slo, folder: Path) -> tuple[Point, float]:
+def _live(mode: ExecutionMode, trace: Path, lone: Path, targets: str, slo: Slo, folder: Path) -> tuple[Point, float]:
     """What the traffic met, and what tokens of a lone answer took before and after it, in milliseconds."""
-    with _serving(mode, slo) as url:
+    with running_engine(mode, slo) as url:
         before = _bench(url, lone, targets, folder)
         point = _bench(url, trace, targets, folder)
         after = _bench(url, lone, targets, folder)
@@ -136,8 +120,8 @@ def _live(mode: str, trace: Path, lone: Path, targets: str, slo: Slo, folder: Pa
 
 def _bench(url: str, trace: Path, targets: str, folder: Path) -> Point:
     report = folder / "report.json"
-    words = ("--url", url, "--model", "chat", "--trace", str(trace), "--format", "jsonl", "--slo", targets)
-    subprocess.run([*_tidelane("bench"), *words, "--json", str(report)], check=True, stdout=subprocess.DEVNULL)
+    words = ("--url", url, "--model", NAME, "--trace", str(trace), "--format", "jsonl", "--slo", targets)
+    subprocess.run(tidelane("bench", *words, "--json", str(report)), check=True, stdout=subprocess.DEVNULL)
     (policy,) = json.loads(report.read_text())["policies"].values()
     (point,) = policy["points"]
     ttft, tpot = point["ttft_ms"], point["tpot_ms"]
@@ -151,45 +135,6 @@ def _slower(machine: Machine, pace: float) -> Machine:
     }
     estimates = replace(machine.times, times=times)
     return replace(machine, times=estimates, believed=estimates)
-
-
-@contextmanager
-def _serving(mode: str, slo: Slo) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    wanted = {
-        "slo": {
-            "ttftS": slo.ttft_s,
-            "ttftPer1kInputTokensS": slo.ttft_per_1k_input_tokens_s,
-            "tpotS": slo.tpot_s,
-            "percentile": slo.percentile,
-        },
-        "mode": MODES[mode],
-    }
-    words = ("--model", MODEL, "--served-name", "chat", "--port", str(port), "--kv-pool-memory", str(POOL_BYTES))
-    command = [*_tidelane("serve"), *words, "--objective", json.dumps(wanted), "--log-level", "warning"]
-    url = f"http://127.0.0.1:{port}"
-    with subprocess.Popen(command) as engine:
-        try:
-            _until_ready(url, engine)
-            yield url
-        finally:
-            engine.terminate()
-
-
-def _until_ready(url: str, engine: subprocess.Popen[bytes]) -> None:
-    deadline_s = time.monotonic() + READY_WITHIN_S
-    while time.monotonic() < deadline_s and engine.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/ready", timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.2)  # the interval of a poll with a deadline
-    raise SystemExit(f"the engine at {url} did not get ready")
-
-
-def _tidelane(command: str) -> Sequence[str]:
-    return (sys.executable, "-m", "tidelane.cli.main", command)
 
 
 def _simulated(mode: str, traffic: Traffic, machine: Machine, slo: Slo) -> Point:

@@ -19,12 +19,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
-from pathlib import Path
 from statistics import median
 
 from rich.console import Console
 from rich.table import Table
-from tools.live.up import NAME, manifest, serving
+from tools.live.rig import NAME, mode, parser, running_service
 
 from tidelane.cli.interrupts import run_interruptible
 from tidelane.cli.targets import parse_slo
@@ -36,6 +35,7 @@ from tidelane.engine.bench.outcome import Outcome
 from tidelane.engine.bench.report import summarise
 from tidelane.engine.bench.traffic import Kind, poisson
 from tidelane.engine.slo import Slo
+from tidelane.rpc.wire import ExecutionMode
 
 PROMPT, ANSWER = (20, 200), (20, 60)
 ALL_OUT = "throughput alone"
@@ -61,10 +61,10 @@ def main() -> int:
     runs: list[Run] = []
     for repeat in range(args.repeats):
         seed = args.seed + repeat
-        with serving(manifest("MixedBatch", ANY_TIME)) as url:
+        with running_service(ExecutionMode.MIXED_BATCH, ANY_TIME) as url:
             most = run_interruptible(_run(url, slo, ALL_OUT, args.seconds, 0.0, args.flex, "", seed))
         rate = args.part * most.tokens_per_s / ((sum(PROMPT) + sum(ANSWER)) / 2)
-        with serving(manifest(args.mode, slo)) as url:
+        with running_service(args.mode, slo) as url:
             alone = run_interruptible(_run(url, slo, "interactive alone", args.seconds, rate, 0, "flex", seed))
             both = run_interruptible(_run(url, slo, "both", args.seconds, rate, args.flex, "flex", seed))
         for run in (most, alone, both):
@@ -78,17 +78,14 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--mode", default="Auto")
+    options = parser(__doc__, slo="ttft=1500ms,ttftPer1k=4s,tpot=200ms")
+    add = options.add_argument
+    add("--mode", type=mode, default=ExecutionMode.AUTO)
     add("--repeats", type=int, default=3)
     add("--seconds", type=float, default=60.0, help="of each run (%(default)g)")
     add("--part", type=float, default=0.6, help="of capacity, for interactive requests (%(default)g)")
     add("--flex", type=int, default=24, help="offline requests that are always open (%(default)s)")
-    add("--slo", default="ttft=1500ms,ttftPer1k=4s,tpot=200ms", help="targets for this machine (%(default)s)")
-    add("--seed", type=int, default=0)
-    add("--json", type=Path, help="write all figures there")
-    return parser
+    return options
 
 
 async def _run(

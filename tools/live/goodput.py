@@ -15,19 +15,18 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean
 
 from rich.console import Console
 from rich.table import Table
-from tools.live.up import NAME, manifest, serving
+from tools.live.rig import COMPARED, NAME, chats_and_documents, modes, parser, running_service
 
 from tidelane.cli.interrupts import run_interruptible
 from tidelane.cli.targets import parse_slo
 from tidelane.cli.traces import check_outputs
 from tidelane.engine.bench.load import generate
 from tidelane.engine.bench.report import Report, summarise
-from tidelane.engine.bench.traffic import Kind, Traffic, poisson
+from tidelane.engine.bench.traffic import Traffic, poisson
 from tidelane.engine.slo import Slo
 
 BASELINES = ("MixedBatch", "ChunkedPrefill")
@@ -49,13 +48,13 @@ def main() -> int:
     args = _parser().parse_args()
     slo = parse_slo(args.slo)
     check_outputs(args.json, None)
-    kinds = [Kind("chat", args.chats, (20, 80), (20, 60)), Kind("document", args.documents, (600, 1800), (10, 30))]
+    kinds = chats_and_documents(args.chats, args.documents)
     console = Console()
     runs: dict[str, list[Served]] = {mode: [] for mode in args.modes}
     for repeat in range(args.repeats):
         traffic = poisson(kinds, args.seconds, args.seed + repeat)
         for mode in args.modes:
-            with serving(manifest(mode, slo)) as url:
+            with running_service(mode, slo) as url:
                 report = run_interruptible(_measured(url, traffic, slo))
             served = _served(report)
             runs[mode].append(served)
@@ -73,17 +72,14 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--modes", type=lambda text: text.split(","), default=["MixedBatch", "ChunkedPrefill", "Lanes"])
+    options = parser(__doc__, slo="ttft=1s,ttftPer1k=8s,tpot=100ms")
+    add = options.add_argument
+    add("--modes", type=modes, default=COMPARED)
     add("--repeats", type=int, default=3)
     add("--seconds", type=float, default=90.0, help="of traffic in each run (%(default)g)")
     add("--chats", type=float, default=0.4, help="short requests a second (%(default)g)")
     add("--documents", type=float, default=0.12, help="long requests a second (%(default)g)")
-    add("--slo", default="ttft=1s,ttftPer1k=8s,tpot=100ms", help="targets for this machine (%(default)s)")
-    add("--seed", type=int, default=0)
-    add("--json", type=Path, help="write all figures there")
-    return parser
+    return options
 
 
 async def _measured(url: str, traffic: Traffic, slo: Slo) -> Report:
