@@ -30,7 +30,11 @@ def test_figures_that_could_not_be_written_are_not_measured(tool: str, tmp_path:
     assert "there is no folder" in refused(tool, "--json", str(tmp_path / "missing" / "figures.json"))
 
 
-@pytest.mark.parametrize("tool", ["against_simulation", "goodput", "colocation"])
+def test_pictures_that_could_not_be_written_are_not_recorded(tmp_path: Path) -> None:
+    assert "there is no folder" in refused("pictures", "--out", str(tmp_path / "missing"))
+
+
+@pytest.mark.parametrize("tool", ["against_simulation", "goodput", "colocation", "pictures"])
 def test_wrong_targets(tool: str) -> None:
     assert "'0.5ms' is no duration" in refused(tool, "--slo", "ttft=1s,tpot=0.5ms")
 
@@ -42,6 +46,7 @@ def test_wrong_targets(tool: str) -> None:
         ("against_simulation", "--modes", "Disaggregated"),  # which one engine in the simulator cannot be
         ("goodput", "--modes", "Lanes,Mixed"),
         ("colocation", "--mode", "Mixed"),
+        ("pictures", "--modes", "Lanes,Mixed"),
     ],
 )
 def test_an_unknown_mode(tool: str, option: str, modes: str) -> None:
