@@ -1,18 +1,22 @@
-"""Pictures of decisions: what a log says, and where it is drawn."""
+"""Pictures of decisions: what a log says, where it is drawn, and that those in the docs are drawn from recordings."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
+from tools.live.pictures import FOLDER, RECORDINGS, pictures
 from tools.live.timeline import (
     AFTER_S,
     BEFORE_S,
     CORES_HEIGHT,
     CORES_Y,
     FILLS,
+    HEIGHT,
     LEFT,
     RIGHT,
     WIDTH,
@@ -29,6 +33,7 @@ from tools.live.timeline import (
 from tidelane.engine.channel import LoggedDecision
 from tidelane.engine.lanes.partition import Partition
 from tidelane.engine.scheduling.plan import Decision
+from tidelane.rpc.wire import ExecutionMode
 
 CORES, LAYERS = 4, 30
 WHOLE = Partition(CORES, CORES)
@@ -153,3 +158,31 @@ def test_a_picture_says_in_words_what_it_shows() -> None:
     )
     assert describe(scene()) == said
     assert ElementTree.fromstring(draw(scene())).get("aria-label") == said
+
+
+@pytest.fixture(scope="module")
+def in_the_docs() -> dict[str, str]:
+    """As they would be drawn now."""
+    recordings = msgspec.json.decode((FOLDER / RECORDINGS).read_bytes(), type=dict[str, Recording])
+    return pictures(recordings)
+
+
+def test_each_mode_has_its_picture_in_the_docs(in_the_docs: dict[str, str]) -> None:
+    assert set(in_the_docs) == {f"scheduling-{mode}.svg" for mode in ExecutionMode}
+    text = Path(FOLDER.parent / "scheduling.md").read_text(encoding="utf-8")
+    assert [name for name in in_the_docs if f"](pictures/{name})" not in text] == []
+
+
+def test_pictures_in_the_docs_are_drawn_from_the_recordings(in_the_docs: dict[str, str]) -> None:
+    for name, picture in in_the_docs.items():
+        assert (FOLDER / name).read_text(encoding="utf-8") == picture
+
+
+def test_pictures_in_the_docs_are_small_and_whole(in_the_docs: dict[str, str]) -> None:
+    for picture in in_the_docs.values():
+        assert len(picture.encode()) < 30_000
+        for element in ElementTree.fromstring(picture).iter():
+            x, y = element.get("x"), element.get("y")
+            if x is not None and y is not None:
+                assert 0 <= float(x) <= WIDTH
+                assert 0 <= float(y) <= HEIGHT
