@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
+import sys
+import textwrap
 
+import psutil
 import pytest
 
 from tidelane.engine.sim.contestants import Setting
@@ -36,3 +40,28 @@ async def test_elsewhere_until_one_is_killed() -> None:
     with pytest.raises(WorkerDied, match="--processes 1"):
         await kill_and_run()
     assert multiprocessing.active_children() == []
+
+
+@pytest.mark.slow
+def test_they_end_with_who_started_them() -> None:
+    program = textwrap.dedent(
+        """
+        import asyncio, multiprocessing, time
+        from tests.engine.sim.test_workers import JOB, scene, workers
+
+        async def main():
+            async with workers(scene(5), 2) as run:
+                await run(JOB)
+                print(*(process.pid for process in multiprocessing.active_children()), flush=True)
+                time.sleep(600)
+
+        if __name__ == "__main__":
+            asyncio.run(main())
+        """
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        started = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+        parent.kill()
+    assert started
+    assert psutil.wait_procs(started, timeout=30)[1] == []

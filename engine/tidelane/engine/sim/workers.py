@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -27,7 +29,7 @@ async def workers(scene: Scene, processes: int) -> AsyncIterator[Run]:
         yield _here(scene)
         return
     # Spawned: a fork would copy the threads of progress bars in whatever state they are.
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _die_on_interrupt)
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin)
 
     async def run(job: Job) -> Figures:
         try:
@@ -57,7 +59,17 @@ def _here(scene: Scene) -> Run:
     return run
 
 
-def _die_on_interrupt() -> None:
-    """Without a traceback: the process that waits says what happened. Where it ignores interrupts, so do we."""
+def _begin() -> None:
+    """In each new process."""
+    # Without a traceback: the process that waits says what happened. Where it ignores interrupts, so do we.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+
+
+def _die_with_parent() -> None:
+    """However the parent ends, if need be by SIGKILL, nobody wants the rest."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
