@@ -121,6 +121,10 @@ def test_where_no_lane_keeps_the_target_the_whole_device_makes_up_for_slower_ste
     # Prefill begins with a step, not during one, so that the next can have the whole device.
     step = Flight(DecodeBatch(tuple(d.id for d in decoding(10, 0.0118))), 7)
     assert not plan(0.030, step).launches
+    # Steps that take longer than predicted save nothing: prefill does not wait for ever.
+    beyond_help = plan(-0.030)
+    assert beyond_help.partition == Partition(7, 1)
+    assert beyond_help.prefill is not None
 
 
 def test_where_the_whole_device_is_too_slow_as_well_prefill_goes_on() -> None:

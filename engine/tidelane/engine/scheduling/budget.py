@@ -13,6 +13,8 @@ SAFE_PART = 0.95
 # A request that fell behind is given faster steps to catch up, but no faster than this part of its TPOT: whoever is
 # further behind than that cannot be helped, and all others would pay for the attempt.
 FASTEST_PART = 0.75
+# Nor is prefill held back for one that is behind by more tokens than this.
+MOST_BEHIND = 2.0
 
 
 def step_budget_s(decoding: Iterable[Decoding], objective: Objective, now_s: float) -> float | None:
@@ -40,6 +42,12 @@ def step_budget_s(decoding: Iterable[Decoding], objective: Objective, now_s: flo
 def slack_s(decoding: Iterable[Decoding], now_s: float) -> float:
     """The time in which the next token of every decoding sequence keeps its mean gap within TPOT, saved time included.
 
-    Negative for one that is behind; infinite if nothing decodes that has a TPOT.
+    Negative if one is behind. Who is behind by more than `MOST_BEHIND` tokens does not count: where steps take longer
+    than predicted, prefill would wait for ever for what cannot be. Infinite if nobody that has a TPOT counts.
     """
-    return min((each.next_due_s - now_s for each in decoding if each.priority[0] < FLEX_RANK), default=math.inf)
+    counting = (
+        each.next_due_s - now_s
+        for each in decoding
+        if each.priority[0] < FLEX_RANK and now_s - each.next_due_s <= MOST_BEHIND * each.tpot_s
+    )
+    return min(counting, default=math.inf)
