@@ -64,6 +64,7 @@ class RefusalReason(StrEnum):
     QUEUE_FULL = "queue_full"  # 429, retry-after
     NEVER_FITS = "never_fits"  # 400: prompt + max_new_tokens exceed the whole KV pool
     DRAINING = "draining"  # 503
+    WOULD_BE_LATE = "would_be_late"  # 429, retry-after: its first token would miss its target, by prediction
 
 
 class Accepted(msgspec.Struct, frozen=True, tag=True):
@@ -97,11 +98,20 @@ class Tokens(msgspec.Struct, frozen=True, tag=True):
     error: str | None = None
 
 
+class LoggedRefusal(msgspec.Struct, frozen=True):
+    """A request of `tokens` that was to wait `ttft_s` for its first token, by prediction, and had `target_s`."""
+
+    tokens: int
+    ttft_s: float
+    target_s: float
+    retry_after_s: float
+
+
 class LoggedDecision(msgspec.Struct, frozen=True):
     """What was decided at `time_s` (CLOCK_MONOTONIC), and why; in sizes, as nobody needs to know whose requests.
 
     What is launched: a step of `decode_sequences`, and `prefill_tokens` through `layers` (from, to before), together
-    in one pass if `fused`. `admitted` and `preempted` count requests.
+    in one pass if `fused`. `admitted` and `preempted` count requests; `refused` are those that would have been late.
     """
 
     time_s: float
@@ -113,6 +123,7 @@ class LoggedDecision(msgspec.Struct, frozen=True):
     layers: tuple[int, int] | None
     admitted: int
     preempted: int
+    refused: tuple[LoggedRefusal, ...] = ()
 
 
 class Decisions(msgspec.Struct, frozen=True, tag=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
-from tidelane.engine.channel import LoggedDecision
+from tidelane.engine.channel import LoggedDecision, LoggedRefusal
 from tidelane.engine.scheduling.plan import Plan
 
 # At a decode step of 25 ms, with a slice beside each, about the last minute.
@@ -34,6 +34,9 @@ class DecisionLog:
                 None if prefill is None else (prefill.first_layer, prefill.last_layer),
                 len(plan.admit),
                 len(plan.preempt),
+                tuple(
+                    LoggedRefusal(late.tokens, late.ttft_s, late.target_s, late.retry_after_s) for late in plan.refuse
+                ),
             )
         )
 

@@ -22,6 +22,7 @@ from tidelane.engine.request import FLEX_RANK, FinishReason, NewToken, Request
 from tidelane.engine.scheduling.plan import (
     Decoding,
     Flight,
+    Late,
     Objective,
     Plan,
     PoolState,
@@ -82,6 +83,7 @@ class Ledger:
         self._sequences: dict[str, Sequence] = {}
         self._queued: list[Queued] = []  # by priority
         self._queued_by_due: list[Queued] = []  # by tier and deadline
+        self._newcomers: dict[str, Queued] = {}  # neither accepted nor refused yet
         self._running: list[Sequence] = []  # by priority
         self._aborted: set[str] = set()  # still in flight or in a paused pass
         self._paused: PrefillSlice | None = None
@@ -142,6 +144,7 @@ class Ledger:
             can_prefill=self._no_prefill_since_s is None,
             queued=tuple(self._queued),
             queued_by_due=tuple(self._queued_by_due),
+            newcomers=tuple(self._newcomers.values()),
             prefilling=prefilling,
             decoding=decoding,
         )
@@ -149,7 +152,7 @@ class Ledger:
     # ---- what happens -----------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Queue `request`, or refuse it; the outbox says which."""
+        """Refuse `request`, or queue it until the next plan says whether it is accepted."""
         # One token of room even if none is wanted, as admission asks for.
         most_tokens = len(request.prompt) + max(1, request.max_new_tokens)
         blocks = PoolState(self.pool.free, self._block_tokens).blocks_for(most_tokens)
@@ -168,8 +171,7 @@ class Ledger:
         else:
             sequence = Sequence(request, self.objective.slo.for_request(request.ttft_s, request.tpot_s))
             self._sequences[request.id] = sequence
-            self._enqueue(sequence)
-            self._outbox.append(Accepted(request.id))
+            self._newcomers[request.id] = self._enqueue(sequence)
 
     def abort(self, request_id: str, *, satisfied: bool) -> None:
         """Stop the sequence and free its KV, now or when what is in flight for it has ended.
@@ -189,7 +191,11 @@ class Ledger:
             self._finish(sequence, (), FinishReason.ERROR, now_s, error)
 
     def apply(self, plan: Plan, now_s: float) -> None:
-        """Move blocks as `plan` says and note its launches as in flight."""
+        """Answer newcomers, move blocks as `plan` says and note its launches as in flight."""
+        for late in plan.refuse:
+            self._refuse_late(late)
+        self._outbox += [Accepted(newcomer) for newcomer in self._newcomers]
+        self._newcomers.clear()
         if plan.launches:
             self._progress_s = now_s
         for sequence_id in plan.preempt:
@@ -313,6 +319,14 @@ class Ledger:
         if reason is not RefusalReason.NEVER_FITS:
             self._ended(None, self.objective.slo)
 
+    def _refuse_late(self, late: Late) -> None:
+        request = self._sequences[late.id].request
+        message = (
+            f"The first token would come {late.ttft_s:.1f} s after the request, and its target is {late.target_s:.1f} s"
+        )
+        self._release(self._sequences[late.id])
+        self._refuse(request, RefusalReason.WOULD_BE_LATE, message, retry_after_s=late.retry_after_s)
+
     def _queue_drain_s(self) -> float:
         """When a place should be free, as predicted: whichever takes longer, computing the prompts ahead on the whole
         device, or blocks for the first of them. One second at least."""
@@ -335,7 +349,7 @@ class Ledger:
             wait_s = tokens_left * step_s
         return wait_s
 
-    def _enqueue(self, sequence: Sequence) -> None:
+    def _enqueue(self, sequence: Sequence) -> Queued:
         tokens = len(sequence.tokens)
         cached = min(self._cached_tokens(sequence.request), tokens - 1)
         work = prefill_work(((cached, tokens),))
@@ -343,6 +357,7 @@ class Ledger:
         job = Queued(sequence.id, sequence.priority, tokens, sequence.ttft_due_s, sequence.work_s, cached)
         insort(self._queued, job, key=_PRIORITY)
         insort(self._queued_by_due, job, key=_due)
+        return job
 
     def _dequeue(self, sequence: Sequence) -> Queued | None:
         at = bisect_left(self._queued, sequence.priority, key=_PRIORITY)
@@ -471,6 +486,7 @@ class Ledger:
 
     def _release(self, sequence: Sequence) -> None:
         self._aborted.discard(sequence.id)
+        self._newcomers.pop(sequence.id, None)
         self._view = None
         del self._sequences[sequence.id]
         if self._dequeue(sequence) is None:

@@ -31,6 +31,26 @@ def test_a_full_queue_is_429_with_retry_after(http: httpx.Client, loop: FakeLoop
     assert response.json()["error"]["type"] == "rate_limit_error"
 
 
+def refused_late(http: httpx.Client) -> float:
+    series = 'tidelane_requests_refused_total{model_name="tiny",reason="would_be_late"} '
+    (value,) = [line.removeprefix(series) for line in http.get("/metrics").text.splitlines() if line.startswith(series)]
+    return float(value)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_would_be_late_gets_a_429_though_it_asked_for_a_stream(
+    http: httpx.Client, loop: FakeLoop, stream: bool
+) -> None:
+    before = refused_late(http)
+    loop.answer(refusal(RefusalReason.WOULD_BE_LATE, 7.0))
+    response = http.post("/v1/chat/completions", json=CHAT | {"stream": stream})
+    assert response.status_code == 429
+    assert response.headers["retry-after"] == "7"
+    error = response.json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "would_be_late")
+    assert refused_late(http) == before + 1
+
+
 def test_one_refused_choice_refuses_the_call_and_aborts_the_accepted(http: httpx.Client, loop: FakeLoop) -> None:
     loop.hold()
     loop.answer(Script(), refusal(RefusalReason.QUEUE_FULL), Script())

@@ -57,6 +57,7 @@ def test_all_of_a_decision_is_told(http: httpx.Client) -> None:
         "layers": None,
         "admitted": 0,
         "preempted": 0,
+        "refused": [],
     }
 
 

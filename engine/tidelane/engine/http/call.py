@@ -138,6 +138,8 @@ def _refusal(message: Refused) -> ApiError:
     match message.reason:
         case RefusalReason.QUEUE_FULL:
             return Busy(message.message, code="queue_full", retry_after_s=message.retry_after_s or 1.0)
+        case RefusalReason.WOULD_BE_LATE:
+            return Busy(message.message, code="would_be_late", retry_after_s=message.retry_after_s or 1.0)
         case RefusalReason.NEVER_FITS:
             return BadRequest(message.message, code="kv_pool_exceeded")
         case RefusalReason.DRAINING:

@@ -62,6 +62,8 @@ class Metrics:
         # So that rates are defined from the start.
         for reason in FinishReason:
             self._ended.labels(model_name, reason.value)
+        for refusal in RefusalReason:
+            self._refused.labels(model_name, refusal.value)
         for verdict in ("met", "missed"):
             self._judged.labels(model_name, verdict)
 

@@ -45,6 +45,12 @@ class ChunkedScheduler:
         filling = fill(state, growth.free_blocks, jobs, chunk, max_running=self._max_running, room=room)
         return fused_plan(state, growth, filling, reason, budget_s)
 
+    def pace(self, state: State, now_s: float) -> float:
+        decoding = state.decoding
+        decode = batch_work(decoding)
+        chunk, _ = self._chunk(state, decode, step_budget_s(decoding, state.objective, now_s))
+        return self._pace(state, decode, chunk)
+
     def _chunk(self, state: State, decode: PassWork, budget_s: float | None) -> tuple[int, str]:
         """Tokens of prompts in one pass, at most."""
         if self._chunk_tokens is not None:

@@ -119,6 +119,18 @@ class LanesScheduler:
             return self._prefill_beside(state, now, units - flight.decode_units, now_s)
         return self._both_idle(state, now, now_s)
 
+    def pace(self, state: State, now_s: float) -> float:
+        """On the prefill lane beside what decodes, or in fused chunks where those are to be had."""
+        if not state.table.splits:
+            return self._one_unit.pace(state, now_s)
+        if not state.decoding:
+            return 1.0
+        now = self._look(state, now_s)
+        chunk = self._chunk(state, now)
+        if chunk is not None:
+            return self._chunk_pace(state, chunk)
+        return self._lane_pace(state, now.row.prefill_units, beside_decode=True)
+
     # ---- the four situations ----------------------------------------------------------------------------------
 
     def _decode_alone(self, state: State, now_s: float) -> Plan:
@@ -237,8 +249,7 @@ class LanesScheduler:
             paused = state.paused
             all_s = seconds(Phase.PREFILL, units, prefill_work((s.start, s.stop) for s in paused.spans)) * slower
             return _Pass(paused.job, paused.spans, (), paused.last_layer, all_s)
-        whole_s = seconds(Phase.PREFILL, self._alone(state).prefill_units, TYPICAL_PASS)
-        found = self._jobs(state, now_s, seconds(Phase.PREFILL, units, TYPICAL_PASS) * slower / whole_s)
+        found = self._jobs(state, now_s, self._lane_pace(state, units, beside_decode=beside_decode))
         if found is None:
             return None
         start, jobs = found
@@ -248,6 +259,17 @@ class LanesScheduler:
             return None
         all_s = seconds(Phase.PREFILL, units, prefill_work((s.start, s.stop) for s in filling.spans)) * slower
         return _Pass(state.next_job, filling.spans, filling.admit, 0, all_s)
+
+    def _lane_pace(self, state: State, units: int, *, beside_decode: bool) -> float:
+        """How much longer a prompt takes on `units` than alone on all that prefill may have."""
+        seconds = state.estimates.seconds
+        slower = state.estimates.contention.prefill_slowdown if beside_decode else 1.0
+        whole_s = seconds(Phase.PREFILL, self._alone(state).prefill_units, TYPICAL_PASS)
+        return seconds(Phase.PREFILL, units, TYPICAL_PASS) * slower / whole_s
+
+    def _chunk_pace(self, state: State, chunk: _Chunk) -> float:
+        alone = prefill_work(((0, chunk.tokens),))
+        return chunk.seconds / state.estimates.seconds(Phase.PREFILL, state.table.units, alone)
 
     def _pass_tokens(self, state: State, units: int, start: int, *, beside_decode: bool) -> int:
         """How many a pass on `units` takes, if `start` of its prompt are done."""
@@ -322,8 +344,7 @@ class LanesScheduler:
         return max(PASS_PART_OF_TTFT * state.objective.slo.ttft_s, decode_s / DECODE_PART_OF_CHUNK)
 
     def _fused(self, state: State, now: _Look, chunk: _Chunk, now_s: float) -> Plan:
-        alone_s = state.estimates.seconds(Phase.PREFILL, state.table.units, prefill_work(((0, chunk.tokens),)))
-        found = self._jobs(state, now_s, chunk.seconds / alone_s)
+        found = self._jobs(state, now_s, self._chunk_pace(state, chunk))
         filling = Filling()
         if found is not None:
             room = TimeLeft(state, now.work, chunk.seconds)

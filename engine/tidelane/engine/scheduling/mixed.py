@@ -26,9 +26,12 @@ class MixedScheduler:
         filling = fill(
             state,
             growth.free_blocks,
-            self._order.arrange(state, now_s, pace=1.0).jobs,
+            self._order.arrange(state, now_s, self.pace(state, now_s)).jobs,
             self._max_pass_tokens,
             max_running=self._max_running,
             cut=False,
         )
         return fused_plan(state, growth, filling, "all prompts that fit, with all that decode")
+
+    def pace(self, _state: State, _now_s: float) -> float:
+        return 1.0

@@ -50,18 +50,17 @@ class MooreHodgson:
 
     def arrange(self, state: State, now_s: float, pace: float) -> Arranged:
         prefilling = _idle_prefilling(state)
-        on_time: list[Waiting] = []
+        first: list[Waiting] = []
         clock_s = now_s
         for rank in range(FLEX_RANK):
-            jobs = _jobs(state.queued_by_due, prefilling, rank, now_s)
-            chosen, clock_s = _moore_hodgson(jobs, clock_s, pace)
-            on_time += chosen
-        rest = _rest(prefilling, state.queued, on_time)
+            chosen, clock_s = on_time(state, rank, now_s, clock_s, pace)
+            first += chosen
+        rest = _rest(prefilling, state.queued, first)
         overdue = self._overdue(state, now_s)
         if overdue is not None:
-            on_time = [overdue, *(job for job in on_time if job is not overdue)]
+            first = [overdue, *(job for job in first if job is not overdue)]
             rest = (job for job in rest if job is not overdue)
-        return Arranged(chain(on_time, rest), late=not on_time)
+        return Arranged(chain(first, rest), late=not first)
 
     def _overdue(self, state: State, now_s: float) -> Queued | None:
         """The latest of those that lead their tiers, so that no tier above makes one wait for ever."""
@@ -71,6 +70,12 @@ class MooreHodgson:
         leading = [state.queued[at] for at in firsts if at < len(state.queued)]
         late = [job for job in leading if now_s - job.ttft_due_s > PROMOTED_AFTER_S and job.priority[0] < FLEX_RANK]
         return min(late, key=lambda job: job.ttft_due_s, default=None)
+
+
+def on_time(state: State, rank: int, now_s: float, begin_s: float, pace: float) -> tuple[list[Waiting], float]:
+    """Those of one tier that are not set aside, by deadline, if its prefill begins at `begin_s`; and when the last of
+    them is done."""
+    return _moore_hodgson(_jobs(state.queued_by_due, _idle_prefilling(state), rank, now_s), begin_s, pace)
 
 
 def _rank(job: Queued) -> int:
@@ -114,6 +119,6 @@ def _moore_hodgson(jobs: Iterable[Waiting], start_s: float, pace: float) -> tupl
     return [job for _, _, job in longest], clock_s
 
 
-def _rest(prefilling: Sequence[Waiting], queued: Sequence[Queued], on_time: Sequence[Waiting]) -> Iterator[Waiting]:
-    chosen = {job.id for job in on_time}
+def _rest(prefilling: Sequence[Waiting], queued: Sequence[Queued], first: Sequence[Waiting]) -> Iterator[Waiting]:
+    chosen = {job.id for job in first}
     return (job for job in chain(prefilling, queued) if job.id not in chosen)

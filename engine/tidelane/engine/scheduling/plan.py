@@ -111,8 +111,21 @@ class Decision(msgspec.Struct, frozen=True):
     fused_tokens_s: float | None = None
 
 
+class Late(msgspec.Struct, frozen=True):
+    """A request to refuse: its `tokens` would be answered `ttft_s` after it came, for a target of `target_s`. One like
+    it that comes after `retry_after_s`, in whole seconds, should be on time.
+    """
+
+    id: str
+    tokens: int
+    ttft_s: float
+    target_s: float
+    retry_after_s: float
+
+
 class Plan(msgspec.Struct, frozen=True):
-    """What to do now. `preempt` gives back its blocks before `admit` takes some; both before the launch.
+    """What to do now. `preempt` gives back its blocks before `admit` takes some; both before the launch. `refuse` names
+    newcomers only.
 
     `fused`: decode and prefill go through the layers in one batch, on the whole device. Else each goes on its own
     lane of `partition`.
@@ -124,6 +137,7 @@ class Plan(msgspec.Struct, frozen=True):
     decode: DecodeBatch | None = None
     prefill: PrefillSlice | None = None
     fused: bool = False
+    refuse: tuple[Late, ...] = ()
     why: Decision | None = None
 
     @property
@@ -161,11 +175,15 @@ class Flight(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What the agent asks: targets, and bounds on decode's share of the device when it is split (0 to 1)."""
+    """What the agent asks: targets, and bounds on decode's share of the device when it is split (0 to 1).
+
+    `refuse_late`: whoever would miss its TTFT target is refused as it comes, not served late.
+    """
 
     slo: Slo
     min_decode_share: float = 0.0
     max_decode_share: float = 1.0
+    refuse_late: bool = False
 
 
 class State(msgspec.Struct, frozen=True):
@@ -173,7 +191,8 @@ class State(msgspec.Struct, frozen=True):
 
     `queued_by_due` are the queued by tier and TTFT deadline. `paused` is the prefill pass that stands between two
     slices: its next slice starts at `paused.last_layer`. A new pass takes the number `next_job`. Without
-    `can_prefill` nothing but decode can be launched: the process that prefills is being started again.
+    `can_prefill` nothing but decode can be launched: the process that prefills is being started again. `newcomers` are
+    those of the queued that came since the last plan.
     """
 
     table: PartitionTable
@@ -187,6 +206,7 @@ class State(msgspec.Struct, frozen=True):
     can_prefill: bool = True
     queued: tuple[Queued, ...] = ()
     queued_by_due: tuple[Queued, ...] = ()
+    newcomers: tuple[Queued, ...] = ()
     prefilling: tuple[Prefilling, ...] = ()
     decoding: tuple[Decoding, ...] = ()
 

@@ -11,6 +11,7 @@ from tidelane.engine.scheduling.lanes import LanesScheduler
 from tidelane.engine.scheduling.mixed import MixedScheduler
 from tidelane.engine.scheduling.order import FirstCome, MooreHodgson, Order
 from tidelane.engine.scheduling.plan import Scheduler
+from tidelane.engine.scheduling.refusal import EarlyRefusal, Paced
 
 
 class OrderName(StrEnum):
@@ -29,9 +30,14 @@ def policy(
     """`name` is mixed, chunked, static, lanes, auto or disaggregated.
 
     `chunk_tokens` is for chunked (None: chosen for each pass). `split` is for static and disaggregated, where it is
-    the whole of one device for each phase.
+    the whole of one device for each phase. In our order, which knows who will be late, any of them can refuse those.
     """
-    arrange: Order = FirstCome() if OrderName(order) is OrderName.OWN else MooreHodgson()
+    if OrderName(order) is OrderName.OWN:
+        return _paced(name, FirstCome(), max_running, chunk_tokens, split)
+    return EarlyRefusal(_paced(name, MooreHodgson(), max_running, chunk_tokens, split))
+
+
+def _paced(name: str, arrange: Order, max_running: int, chunk_tokens: int | None, split: Partition | None) -> Paced:
     match name:
         case "mixed":
             return MixedScheduler(arrange, max_running=max_running)

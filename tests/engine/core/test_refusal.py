@@ -1,0 +1,178 @@
+"""Early refusal: who would be late is told so at once, and when to come again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidelane.engine.channel import Accepted, RefusalReason, Refused
+from tidelane.engine.request import FinishReason, Request, ServiceTier
+from tidelane.engine.scheduling.plan import Objective
+from tidelane.engine.scheduling.policies import policy
+
+from .virtual import SLO, World, request
+
+# 4,000 tokens take 0.6 s on the whole virtual device of four units and six layers; the TTFT target is 1 s.
+LONG = 4000
+REFUSING = Objective(SLO, refuse_late=True)
+OURS = ("mixed", "chunked", "lanes", "auto")
+
+
+def world(name: str = "lanes", objective: Objective = REFUSING) -> World:
+    return World(policy=name, policies={name: policy(name)}, blocks=40_000, objective=objective)
+
+
+def refusals(at: World) -> dict[str, Refused]:
+    return {message.request_id: message for message in at.desk.sent if isinstance(message, Refused)}
+
+
+def accepted(at: World) -> list[str]:
+    return [message.request_id for message in at.desk.sent if isinstance(message, Accepted)]
+
+
+def computed(at: World) -> set[str]:
+    slices = [plan.prefill for _, plan in at.executor.launched if plan.prefill is not None]
+    return {span.id for each in slices for span in each.spans}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_who_would_be_late_is_refused_and_never_computed(name: str) -> None:
+    one = world(name)
+    one.submit(request("first", prompt=LONG), request("second", prompt=LONG))
+    one.turn()
+    (late,) = refusals(one).values()
+    assert late.reason is RefusalReason.WOULD_BE_LATE
+    assert accepted(one) == [({"first", "second"} - {late.request_id}).pop()]
+    one.run()
+    assert late.request_id not in computed(one)
+    assert one.ended.count((None, SLO)) == 1
+    assert one.ledger.refusals == 1
+    assert one.ledger.empty
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_one_like_it_that_comes_when_told_is_on_time(name: str) -> None:
+    one = world(name)
+    one.submit(*(request(f"r{i}", prompt=LONG // 2) for i in range(8)))
+    one.turn()
+    assert len(refusals(one)) == 5
+    retry_after_s = {late.retry_after_s for late in refusals(one).values()}
+    assert retry_after_s == {1.0}
+    while one.clock.now_s < 1.0 and one.advance():
+        pass
+    one.clock.now_s = max(1.0, one.clock.now_s)
+    one.submit(request("again", prompt=LONG // 2, arrival_s=one.clock.now_s))
+    one.run()
+    assert one.endings("again") == [FinishReason.LENGTH]
+    assert all(timeline is None or timeline.meets(SLO) for timeline, _ in one.ended)
+
+
+def test_with_serve_everyone_is_accepted_at_once_and_served() -> None:
+    one = world(objective=Objective(SLO))
+    one.submit(request("first", prompt=LONG), request("second", prompt=LONG))
+    one.turn()
+    assert sorted(accepted(one)) == ["first", "second"]
+    one.run()
+    assert one.endings("first") == one.endings("second") == [FinishReason.LENGTH]
+
+
+def test_first_come_sets_nobody_aside() -> None:
+    one = World(policy="MixedBatch", blocks=40_000, objective=REFUSING)
+    one.submit(request("first", prompt=LONG), request("second", prompt=LONG))
+    one.run()
+    assert not refusals(one)
+
+
+def test_the_objective_changes_while_requests_wait() -> None:
+    one = world(objective=Objective(SLO))
+    one.submit(request("first", prompt=LONG), request("second", prompt=LONG))
+    one.turn()
+    one.ledger.objective = REFUSING
+    one.submit(request("third", prompt=LONG))
+    one.turn()
+    assert list(refusals(one)) == ["third"]
+    one.run()
+    assert one.endings("first") == one.endings("second") == [FinishReason.LENGTH]
+
+
+def test_flex_and_what_is_out_of_reach_on_an_idle_device_are_served() -> None:
+    one = world()
+    one.submit(
+        request("first", prompt=LONG),
+        request("flex", prompt=LONG, tier=ServiceTier.FLEX),
+        request("huge", prompt=2 * LONG),
+    )
+    one.run()
+    assert not refusals(one)
+    assert one.endings("flex") == one.endings("huge") == [FinishReason.LENGTH]
+
+
+def test_a_pass_that_runs_counts_as_half_done() -> None:
+    one = world("mixed")
+    one.submit(request("runs", prompt=LONG))
+    one.turn()
+    assert one.executor.launched
+    one.submit(request("short", prompt=LONG // 2), request("long", prompt=LONG + 1000))
+    one.turn()
+    assert list(refusals(one)) == ["long"]
+
+
+def test_the_decision_log_says_why() -> None:
+    one = world("mixed")
+    one.submit(request("runs", prompt=LONG))
+    one.turn()
+    one.submit(request("late", prompt=LONG + 1000))
+    one.turn()
+    (entry,) = one.loop.decisions.last(1)
+    assert entry.why.reason == "late by prediction: refused"
+    (late,) = entry.refused
+    assert late.tokens == LONG + 1000
+    assert late.target_s == pytest.approx(1.0)
+    assert late.ttft_s == pytest.approx(0.3 + 0.75)
+
+
+sizes = st.lists(
+    st.tuples(st.integers(1, 7000), st.floats(0, 3), st.sampled_from(ServiceTier), st.integers(1, 6)),
+    min_size=1,
+    max_size=14,
+)
+
+
+def _run(name: str, coming: Sequence[Request]) -> World:
+    one = world(name)
+    for each in sorted(coming, key=lambda each: each.arrival_s):
+        while (end_s := one.executor.next_end_s) is not None and end_s <= each.arrival_s:
+            one.advance()
+        one.clock.now_s = max(one.clock.now_s, each.arrival_s)
+        one.submit(each)
+        one.turn()
+    one.run()
+    return one
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes, st.sampled_from(OURS))
+def test_each_ends_once_and_a_refused_one_was_never_accepted_nor_computed(
+    drawn: list[tuple[int, float, ServiceTier, int]], name: str
+) -> None:
+    coming = [
+        request(f"r{i}", prompt=prompt, new=new, arrival_s=arrival_s, tier=tier)
+        for i, (prompt, arrival_s, tier, new) in enumerate(drawn)
+    ]
+    one = _run(name, coming)
+    refused = refusals(one)
+    for each in coming:
+        assert len(one.endings(each.id)) == 1
+        assert (each.id in refused) != (each.id in accepted(one))
+        assert (each.id in refused) != (each.id in computed(one))
+    assert not any(each.tier is ServiceTier.FLEX for each in coming if each.id in refused)
+    for late in refused.values():
+        assert late.retry_after_s is not None
+        assert 1 <= late.retry_after_s <= 60
+        assert late.retry_after_s == int(late.retry_after_s)
+    assert one.ledger.empty
+    again = _run(name, coming)
+    assert again.desk.sent == one.desk.sent
