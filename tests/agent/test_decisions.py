@@ -34,7 +34,7 @@ from tidelane.agent.lifecycle import (
 )
 from tidelane.engine.slo import Slo
 from tidelane.rpc.node_agent_pb2 import ReplicaStatus
-from tidelane.rpc.wire import ExecutionMode, ModelSpec, Objective, ReplicaSpec, ShareBounds
+from tidelane.rpc.wire import ExecutionMode, LateRequests, ModelSpec, Objective, ReplicaSpec, ShareBounds
 
 # ---- back-off --------------------------------------------------------------------------------------------------------
 
@@ -122,6 +122,7 @@ def test_what_to_do_and_what_to_call_it(now: Situation, action: object, shown: i
         (spec(generation=2), False),
         (spec(generation=2, tpot_s=0.01), False),
         (spec(generation=2, objective=replace(spec().objective, mode=ExecutionMode.MIXED_BATCH)), False),
+        (spec(generation=2, objective=replace(spec().objective, late_requests=LateRequests.REFUSE)), False),
         (spec(generation=2, model=ModelSpec("builtin://other", "chat")), True),
         (spec(generation=2, model=replace(spec().model, max_context_tokens=100)), True),
         (spec(generation=2, port=8080), True),
@@ -190,6 +191,12 @@ def test_another_slo_starts_from_the_services_own_bounds() -> None:
     raised = next_objective(SPEC, measured(tpot=1.2, ttft=0.5), START)
     tighter = replace(SPEC, slo=replace(SPEC.slo, tpot_s=0.02))
     assert next_objective(tighter, measured(tpot=1.2, ttft=0.5), raised) == replace(tighter, revision=3)
+
+
+def test_what_becomes_of_late_requests_changes_without_the_bounds() -> None:
+    raised = next_objective(SPEC, measured(tpot=1.2, ttft=0.5), START)
+    refusing = replace(SPEC, late_requests=LateRequests.REFUSE)
+    assert next_objective(refusing, None, raised) == replace(refusing, bounds=raised.bounds, revision=3)
 
 
 def test_bounds_that_the_service_changes_hold_at_once() -> None:

@@ -134,6 +134,7 @@ async def test_removing_what_is_not_there_is_fine(tmp_path: Path) -> None:
         ({"model": {"source": "ftp://x"}}, "spec.model: source: 'ftp://x' must start with"),
         ({"model": {"dtype": "int3"}}, "spec.model: dtype: 'int3' must be"),
         ({"objective": {"mode": 0}}, "spec.objective.mode: 0 is no known mode"),
+        ({"objective": {"late_requests": 9}}, "spec.objective.late_requests: 9 is neither SERVE nor REFUSE"),
         ({"objective": {"slo": {"tpot_s": math.nan}}}, "spec.objective.slo.tpot_s: nan must be a finite number"),
         ({"objective": {"slo": {"ttft_s": 0.0}}}, "spec.objective.slo: ttft_s and tpot_s must be above 0"),
         ({"objective": {"min_decode_share": 0.7, "max_decode_share": 0.2}}, "spec.objective: decode shares must"),

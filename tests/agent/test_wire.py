@@ -15,6 +15,7 @@ from tidelane.engine.slo import Slo
 from tidelane.rpc.wire import (
     ExecutionMode,
     KvCacheSpec,
+    LateRequests,
     ModelSpec,
     Objective,
     ReplicaRef,
@@ -37,7 +38,14 @@ names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=2
 slos = st.builds(Slo, seconds, seconds, st.just(0.0) | seconds, st.integers(1, 99), max_token_gap_s=st.none() | seconds)
 # 0, 0 on the wire means "the engine's own", so it is no pair of bounds.
 some_bounds = st.tuples(st.floats(0, 1), st.floats(0.01, 1)).map(lambda two: ShareBounds(min(two), max(two)))
-objectives = st.builds(Objective, slos, st.sampled_from(ExecutionMode), st.none() | some_bounds, st.integers(0, 2**62))
+objectives = st.builds(
+    Objective,
+    slos,
+    st.sampled_from(ExecutionMode),
+    st.none() | some_bounds,
+    st.integers(0, 2**62),
+    st.sampled_from(LateRequests),
+)
 refs = st.builds(ReplicaRef, names, names, names, st.integers(0, 2**32 - 1))
 models = st.builds(
     ModelSpec,

@@ -87,6 +87,7 @@ WRONG: Final = (
     _wrong("spec.model.maxContextTokens", 15, "should be greater than or equal to 16"),
     _wrong("spec.model.maxContextTokens", 1.5, "must be of type integer"),
     _wrong("spec.execution.mode", "lanes", "supported values"),
+    _wrong("spec.execution.lateRequests", "refuse", "supported values"),
     _wrong("spec.execution.maxDecodeShare", 100, "should be less than or equal to 99"),
     _wrong("spec.execution", {"minDecodeShare": 60, "maxDecodeShare": 40}, "must not exceed",
            "spec.execution.minDecodeShare"),

@@ -219,6 +219,14 @@ class TestChangingTheSpec:
         for field in () if moves else ("spec.execution.minDecodeShare", "spec.execution.maxDecodeShare"):
             assert field in ignored[0]
 
+    def test_late_requests_are_refused_only_where_prompts_have_deadlines(self, world: World) -> None:
+        world.edit(execution={"mode": "Lanes", "lateRequests": "Refuse"})
+        serving(world)
+        assert not world.has_condition("FieldsIgnored")
+        world.edit(execution={"mode": "MixedBatch", "lateRequests": "Refuse"})
+        serving(world)
+        assert world.condition("FieldsIgnored") == ("True", "NotSupportedYet")
+
     def test_a_spec_from_older_rules_is_reported_and_can_be_deleted(self, world: World) -> None:
         serving(world)
         world.edit(slo={"ttft": "fast", "tpot": "50ms"})

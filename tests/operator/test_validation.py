@@ -36,6 +36,7 @@ def test_refused_for_field_and_rule(schema: Schema, wrong: Wrong) -> None:
         ("spec.model.source", "file:///srv/model.gguf"),
         ("spec.kvCache", {"hostMemory": 1024, "nvme": "64Gi"}),
         ("spec.execution", {"minDecodeShare": 50, "maxDecodeShare": 50}),
+        ("spec.execution.lateRequests", "Refuse"),
         ("spec.replicas", 0),
     ],
 )
@@ -45,7 +46,7 @@ def test_accepted(schema: Schema, field: str, value: Any) -> None:
 
 def test_defaults_are_filled_in_and_the_manifest_stays(schema: Schema) -> None:
     filled = schema.with_defaults(RIGHT)
-    assert filled["spec"]["execution"] == {"mode": "Lanes"}
+    assert filled["spec"]["execution"] == {"mode": "Lanes", "lateRequests": "Serve"}
     assert filled["spec"]["resources"] == {"gpus": 1}
     assert filled["spec"]["slo"]["percentile"] == 99
     assert filled["spec"]["model"]["dtype"] == "auto"

@@ -11,13 +11,15 @@ from tidelane.engine.scheduling.plan import Objective as SchedulingObjective
 from tidelane.engine.usage import Usage, Use
 from tidelane.engine.window import LatencyWindow
 from tidelane.rpc import serving_pb2
-from tidelane.rpc.wire import Objective
+from tidelane.rpc.wire import LateRequests, Objective
 
 
 def scheduling_objective(objective: Objective) -> SchedulingObjective:
+    refuse_late = objective.late_requests is LateRequests.REFUSE
     if objective.bounds is None:
-        return SchedulingObjective(objective.slo)
-    return SchedulingObjective(objective.slo, objective.bounds.min_decode_share, objective.bounds.max_decode_share)
+        return SchedulingObjective(objective.slo, refuse_late=refuse_late)
+    bounds = objective.bounds
+    return SchedulingObjective(objective.slo, bounds.min_decode_share, bounds.max_decode_share, refuse_late)
 
 
 def heartbeat(ledger: Ledger, usage: Usage, objective: Objective, now_s: float) -> Heartbeat:

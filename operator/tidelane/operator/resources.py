@@ -11,7 +11,16 @@ from typing_extensions import override
 from tidelane.engine.slo import Slo
 from tidelane.operator.crd import GROUP
 from tidelane.operator.quantities import format_duration, parse_duration_s, parse_memory
-from tidelane.rpc.wire import ExecutionMode, KvCacheSpec, ModelSpec, Objective, ReplicaRef, ReplicaSpec, ShareBounds
+from tidelane.rpc.wire import (
+    ExecutionMode,
+    KvCacheSpec,
+    LateRequests,
+    ModelSpec,
+    Objective,
+    ReplicaRef,
+    ReplicaSpec,
+    ShareBounds,
+)
 
 # An object as the API server gives it, in JSON's types.
 RawObject = Mapping[str, Any]
@@ -86,13 +95,14 @@ class ServiceSpec:
     model: ModelSpec
     slo: Slo
     mode: ExecutionMode
+    late_requests: LateRequests
     bounds: ShareBounds | None
     kv_cache: KvCacheSpec
     replicas: int | None
     devices: int
     # Fields set in the manifest that ask for what this version cannot do.
     unsupported: tuple[str, ...]
-    # Fields set in the manifest that change only speed, and have no effect in this version.
+    # Fields set in the manifest that the service does without, as they have no effect in this version.
     ignored: tuple[str, ...]
 
     @classmethod
@@ -108,6 +118,7 @@ class ServiceSpec:
             ),
             slo=_parse_slo(spec["slo"]),
             mode=ExecutionMode(execution.get("mode", "Lanes")),
+            late_requests=LateRequests(execution.get("lateRequests", "Serve")),
             bounds=_parse_bounds(execution),
             kv_cache=_parse_kv_cache(kv_cache),
             replicas=spec.get("replicas"),
@@ -122,7 +133,7 @@ class ServiceSpec:
             ref=ref,
             generation=generation,
             model=self.model,
-            objective=Objective(self.slo, self.mode, self.bounds),
+            objective=Objective(self.slo, self.mode, self.bounds, late_requests=self.late_requests),
             kv_cache=self.kv_cache,
             devices=self.devices,
         )
@@ -193,6 +204,8 @@ def _ignored(execution: Mapping[str, Any], kv_cache: Mapping[str, Any]) -> list[
     mode = execution.get("mode", "Lanes")
     if mode not in _MODES_WITH_A_BORDER:
         found += [f"spec.execution.{name} ({mode} has no border to move)" for name in _SHARES if name in execution]
+    if mode == ExecutionMode.MIXED_BATCH and execution.get("lateRequests") == LateRequests.REFUSE:
+        found.append(f"spec.execution.lateRequests ({mode} sets nobody aside)")
     return found
 
 

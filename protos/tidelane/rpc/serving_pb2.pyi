@@ -15,6 +15,12 @@ class ExecutionMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MIXED_BATCH: _ClassVar[ExecutionMode]
     STATIC_LANES: _ClassVar[ExecutionMode]
     DISAGGREGATED: _ClassVar[ExecutionMode]
+
+class LateRequests(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LATE_REQUESTS_UNSPECIFIED: _ClassVar[LateRequests]
+    SERVE: _ClassVar[LateRequests]
+    REFUSE: _ClassVar[LateRequests]
 EXECUTION_MODE_UNSPECIFIED: ExecutionMode
 LANES: ExecutionMode
 AUTO: ExecutionMode
@@ -22,6 +28,9 @@ CHUNKED_PREFILL: ExecutionMode
 MIXED_BATCH: ExecutionMode
 STATIC_LANES: ExecutionMode
 DISAGGREGATED: ExecutionMode
+LATE_REQUESTS_UNSPECIFIED: LateRequests
+SERVE: LateRequests
+REFUSE: LateRequests
 
 class WatchStatusRequest(_message.Message):
     __slots__ = ("period_s",)
@@ -44,18 +53,20 @@ class Slo(_message.Message):
     def __init__(self, ttft_s: _Optional[float] = ..., ttft_per_1k_input_tokens_s: _Optional[float] = ..., tpot_s: _Optional[float] = ..., percentile: _Optional[int] = ..., max_token_gap_s: _Optional[float] = ...) -> None: ...
 
 class Objective(_message.Message):
-    __slots__ = ("slo", "mode", "min_decode_share", "max_decode_share", "revision")
+    __slots__ = ("slo", "mode", "min_decode_share", "max_decode_share", "revision", "late_requests")
     SLO_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     MIN_DECODE_SHARE_FIELD_NUMBER: _ClassVar[int]
     MAX_DECODE_SHARE_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    LATE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     slo: Slo
     mode: ExecutionMode
     min_decode_share: float
     max_decode_share: float
     revision: int
-    def __init__(self, slo: _Optional[_Union[Slo, _Mapping]] = ..., mode: _Optional[_Union[ExecutionMode, str]] = ..., min_decode_share: _Optional[float] = ..., max_decode_share: _Optional[float] = ..., revision: _Optional[int] = ...) -> None: ...
+    late_requests: LateRequests
+    def __init__(self, slo: _Optional[_Union[Slo, _Mapping]] = ..., mode: _Optional[_Union[ExecutionMode, str]] = ..., min_decode_share: _Optional[float] = ..., max_decode_share: _Optional[float] = ..., revision: _Optional[int] = ..., late_requests: _Optional[_Union[LateRequests, str]] = ...) -> None: ...
 
 class SetObjectiveResponse(_message.Message):
     __slots__ = ()

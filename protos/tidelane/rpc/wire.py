@@ -38,6 +38,20 @@ _MODES = {
 _MODES_BY_NUMBER = {number: mode for mode, number in _MODES.items()}
 
 
+class LateRequests(StrEnum):
+    """What becomes of requests that would miss their TTFT; the values are those of `spec.execution.lateRequests`."""
+
+    SERVE = "Serve"
+    REFUSE = "Refuse"
+
+
+_LATE_REQUESTS = {LateRequests.SERVE: serving_pb2.SERVE, LateRequests.REFUSE: serving_pb2.REFUSE}
+_LATE_REQUESTS_BY_NUMBER = {
+    serving_pb2.LATE_REQUESTS_UNSPECIFIED: LateRequests.SERVE,
+    **{number: late for late, number in _LATE_REQUESTS.items()},
+}
+
+
 @dataclass(frozen=True, slots=True)
 class ShareBounds:
     """The least and the most of a device that decode may have while prefill runs beside it, each in [0, 1]."""
@@ -58,6 +72,7 @@ class Objective:
     mode: ExecutionMode
     bounds: ShareBounds | None = None
     revision: int = 0
+    late_requests: LateRequests = LateRequests.SERVE
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -162,6 +177,7 @@ def objective_to_wire(objective: Objective) -> serving_pb2.Objective:
         min_decode_share=bounds.min_decode_share if bounds else 0.0,
         max_decode_share=bounds.max_decode_share if bounds else 0.0,
         revision=objective.revision,
+        late_requests=_LATE_REQUESTS[objective.late_requests],
     )
 
 
@@ -175,7 +191,10 @@ def objective_from_wire(message: serving_pb2.Objective, path: str = "objective")
     if message.min_decode_share or message.max_decode_share:
         with _At(path):
             bounds = ShareBounds(message.min_decode_share, message.max_decode_share)
-    return Objective(slo, mode, bounds, message.revision)
+    late_requests = _LATE_REQUESTS_BY_NUMBER.get(message.late_requests)
+    if late_requests is None:
+        raise ValueError(f"{path}.late_requests: {message.late_requests} is neither SERVE nor REFUSE")
+    return Objective(slo, mode, bounds, message.revision, late_requests)
 
 
 def ref_to_wire(ref: ReplicaRef) -> node_agent_pb2.ReplicaId:
