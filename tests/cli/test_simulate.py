@@ -61,6 +61,22 @@ def test_one_rate(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert page.read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.parametrize(("words", "refuses"), [((), False), (("--late", "refuse"), True)])
+def test_late_requests_are_refused_only_if_that_is_asked(
+    words: tuple[str, ...], refuses: bool, trace: str, tmp_path: Path
+) -> None:
+    told = tmp_path / "told.json"
+    code = run(
+        "simulate", "--trace", trace, "--format", "jsonl", *MODEL, "--slo", "ttft=100ms,tpot=50ms", *HERE,
+        "--policies", "lanes", "--order", "own,ours", "--rate", "1000", *words, "--json", str(told),
+    )  # fmt: skip
+    assert code == 0
+    policies = json.loads(told.read_text())["policies"]
+    refused = {name: each["points"][0]["refused_late"] for name, each in policies.items()}
+    assert refused["lanes/own"] == 0.0
+    assert (refused["lanes/ours"] > 0.0) == refuses
+
+
 def test_a_sweep(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "a.json"
     code = run(

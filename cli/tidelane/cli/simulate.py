@@ -9,6 +9,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -61,6 +62,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="ORDERS",
         help="of prompts: own is first come, ours is by deadlines (%(default)s)",
     )
+    add(
+        "--late",
+        choices=("serve", "refuse"),
+        default="serve",
+        help="what becomes of requests that would be late: with refuse, ours refuses them as they come (%(default)s)",
+    )
     add("--sweep", action="store_true", help="try several rates, and find the highest that can be sustained")
     add("--rates", metavar="A,B,C", help="of the sweep (six, up to twice what a GPU can work off)")
     add("--rate", metavar="RPS", help="without --sweep: the only one (the trace's own)")
@@ -78,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
         if args.measured is not None:
             return _against_measured(args)
         told = scenario(args)
+        told = replace(told, scene=replace(told.scene, refuse_late=args.late == "refuse"))
         competing = contestants(parse_policies(args.policies), parse_orders(args.order))
         effort = _effort(args, told)
         workers = processes(args)

@@ -36,6 +36,7 @@ def figures(rate: float, attainment: float, *, late: bool = True) -> Figures:
         tpot=spread,
         gap=spread,
         aside=Spread(1.0, 2.0, 3.0, 4.0) if late else None,
+        refused_late=0.125,
         ttft_curve=(0.05, 0.1, 0.8),
         tpot_curve=(0.02, 0.04, 0.06),
         shares=(Share(0.0, 1.0, 0.25, 0.5, 0.0), Share(1.0, 2.0, 0.0, 0.0, 1.0)),

@@ -63,6 +63,7 @@ def test_the_json_has_the_fields_that_others_rely_on() -> None:
         "ttft_ms": {"p50": 100.0, "p90": 200.0, "p99": 400.0},
         "tpot_ms": {"p50": 100.0, "p90": 200.0, "p99": 400.0},
         "tbt_ms": {"p50": 100.0, "p90": 200.0, "p99": 400.0},
+        "refused_late": 0.125,
         "aside_wait_s": {"p50": 1.0, "max": 4.0},
     }
 

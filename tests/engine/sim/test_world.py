@@ -13,6 +13,7 @@ from tidelane.engine.execution.executor import Completion
 from tidelane.engine.scheduling.plan import Plan, Scheduler, State
 from tidelane.engine.scheduling.policies import policy
 from tidelane.engine.sim.executor import VirtualExecutor
+from tidelane.engine.sim.figures import figures_of
 from tidelane.engine.sim.world import Replay, Settings, Stalled, replay
 
 from .machines import SLO, machine, traffic
@@ -103,6 +104,20 @@ def test_flex_work_waits_for_what_came_later() -> None:
     first_tokens_s = [answer.timeline.first_token_s for answer in done.answers if answer.timeline is not None]
     assert len(first_tokens_s) == 9
     assert sum(each < first_tokens_s[-1] for each in first_tokens_s) <= 1  # what had begun when it came
+
+
+def test_refused_as_late_counts_as_missed_and_is_told_apart() -> None:
+    # Each prompt takes most of its TTFT target, so that of those that come at once only one can be on time.
+    tokens = int(700 * SLO.ttft_s)
+    sent = Traffic((Arrival(0.0, tokens, 2),) * 4, 1.0)
+    served, refused = (
+        figures_of(replay(sent, machine(), make("lanes", "ours"), Settings(SLO, refuse_late=late)), 1.0, SLO)
+        for late in (False, True)
+    )
+    assert (served.attainment, served.refused_late) == (0.25, 0.0)
+    assert (refused.attainment, refused.refused_late) == (0.25, 0.75)
+    assert served.aside is not None
+    assert refused.aside is None
 
 
 def test_refusals_are_answers() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tidelane.engine.bench.report import Spread
+from tidelane.engine.channel import RefusalReason
 from tidelane.engine.sim.gaps import GapHistogram
 from tidelane.engine.sim.shares import Share
 from tidelane.engine.sim.world import Replay
@@ -18,7 +19,8 @@ _CURVE_PERCENTS = tuple(range(0, 101, 2))
 class Figures:
     """`rate` and `goodput` are requests a second for each GPU. TPOT is over answers of two tokens and more.
 
-    `aside` are the waits from the TTFT deadline to the start of prefill, of those that began after it. The curves are
+    `aside` are the waits from the TTFT deadline to the start of prefill, of those that began after it; `refused_late`
+    is the share that was refused as it came, None where it cannot be told. The curves are
     quantiles, evenly spread from the smallest value to the largest; None of no values.
     """
 
@@ -29,6 +31,7 @@ class Figures:
     tpot: Spread | None
     gap: Spread | None
     aside: Spread | None
+    refused_late: float | None
     ttft_curve: tuple[float, ...]
     tpot_curve: tuple[float, ...]
     shares: tuple[Share, ...]
@@ -38,6 +41,7 @@ def figures_of(replay: Replay, rate: float, slo: Slo) -> Figures:
     """Requests that were refused count as missed."""
     timelines = [answer.timeline for answer in replay.answers if answer.timeline is not None]
     attainment = sum(timeline.meets(slo) for timeline in timelines) / len(replay.answers)
+    late = sum(answer.refusal is RefusalReason.WOULD_BE_LATE for answer in replay.answers)
     ttft_s = [timeline.ttft_s for timeline in timelines]
     tpot_s = [timeline.tpot_s for timeline in timelines if timeline.output_tokens > 1]
     return Figures(
@@ -48,6 +52,7 @@ def figures_of(replay: Replay, rate: float, slo: Slo) -> Figures:
         tpot=Spread.of(tpot_s),
         gap=_gap_spread(replay.gaps),
         aside=Spread.of([wait_s for each in timelines if (wait_s := _aside_s(each, slo)) > 0]),
+        refused_late=late / len(replay.answers),
         ttft_curve=curve(ttft_s),
         tpot_curve=curve(tpot_s),
         shares=replay.shares,

@@ -72,7 +72,7 @@ def goodput_table(results: Sequence[Result]) -> Table:
 def latency_table(results: Sequence[Result], at: int) -> Table:
     """Latencies at one point of the grid."""
     table = _table(f"Latencies at {results[0].points[at].rate:.3g}/s")
-    for name in ("TTFT p50", "p99", "TPOT p50", "p99", "gap p99", "aside"):
+    for name in ("TTFT p50", "p99", "TPOT p50", "p99", "gap p99", "aside", "429"):
         table.add_column(name, justify="right")
     for result in results:
         point = result.points[at]
@@ -81,6 +81,7 @@ def latency_table(results: Sequence[Result], at: int) -> Table:
             *(_cell(each, part) for each in (point.ttft, point.tpot) for part in ("p50_s", "p99_s")),
             _cell(point.gap, "p99_s"),
             _cell(point.aside, "max_s"),
+            "-" if point.refused_late is None else f"{point.refused_late:.1%}",
         )
     return table
 
@@ -114,6 +115,7 @@ def _point(point: Figures) -> dict[str, Any]:
         "ttft_ms": _milliseconds(point.ttft),
         "tpot_ms": _milliseconds(point.tpot),
         "tbt_ms": _milliseconds(point.gap),
+        "refused_late": _rounded(point.refused_late),
         "aside_wait_s": None
         if point.aside is None
         else {"p50": _rounded(point.aside.p50_s), "max": _rounded(point.aside.max_s)},

@@ -38,6 +38,7 @@ class Scene:
     apart: Machine
     slo: Slo
     seed: int = 0
+    refuse_late: bool = False
 
     def machine(self, contestant: Contestant) -> Machine:
         return self.apart if contestant.apart else self.together
@@ -58,11 +59,12 @@ class Scene:
         if job.requests is not None:
             traffic = traffic.limited(job.requests)
         machine = self.machine(job.contestant)
-        settings = Settings(self.slo, engines=job.gpus // machine.gpus, seed=self.seed)
+        engines = job.gpus // machine.gpus
+        settings = Settings(self.slo, engines=engines, seed=self.seed, refuse_late=self.refuse_late)
         return replay_in(traffic, machine, lambda: job.contestant.scheduler(job.setting), settings)
 
     def saturation(self, requests: int) -> float:
         """Requests a second that one GPU works off if the first `requests` come all at once and nothing is promised."""
-        first = replace(self, traffic=self.traffic.limited(requests))
+        first = replace(self, traffic=self.traffic.limited(requests), refuse_late=False)
         run = first.replay(Job(_WORKED_OFF_BY, Setting(), _ALL_AT_ONCE, 1))
         return len(first.traffic.arrivals) / run.ended_s

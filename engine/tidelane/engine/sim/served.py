@@ -42,6 +42,7 @@ def result_of(name: str, run: LoadRun, rate_rps: float, gpus: int, slo: Slo) -> 
         tpot=Spread.of(tpot_s),
         gap=Spread.of([gap_s for each in run.outcomes for gap_s in each.gaps_s]),
         aside=None,
+        refused_late=None,
         ttft_curve=curve(ttft_s),
         tpot_curve=curve(tpot_s),
         shares=(),

@@ -60,7 +60,7 @@ class Replay:
 class Settings:
     """`engines` machines share the traffic: each request goes to the one with the least left to do.
 
-    `noise` is the standard deviation of the logarithm of step times.
+    `noise` is the standard deviation of the logarithm of step times. `refuse_late`: as in the objective.
     """
 
     slo: Slo
@@ -68,6 +68,7 @@ class Settings:
     queue_limit: int = 1_000_000
     seed: int = 0
     noise: float = 0.0
+    refuse_late: bool = False
 
 
 def replay(traffic: Traffic, machine: Machine, scheduler: Callable[[], Scheduler], settings: Settings) -> Replay:
@@ -77,7 +78,7 @@ def replay(traffic: Traffic, machine: Machine, scheduler: Callable[[], Scheduler
         VirtualEngine(
             machine,
             scheduler(),
-            Objective(settings.slo),
+            Objective(settings.slo, refuse_late=settings.refuse_late),
             clock=clock,
             queue_limit=settings.queue_limit,
             bucket_s=max(traffic.duration_s, 1.0) / 60,
