@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tidelane.engine.slo import Slo
 from tidelane.engine.wakeup import Wakeup
 from tidelane.engine.window import LatencyWindow
 from tidelane.rpc import serving_pb2
-from tidelane.rpc.wire import ExecutionMode, Objective
+from tidelane.rpc.wire import ExecutionMode, LateRequests, Objective
 
 from .virtual import World
 
@@ -38,3 +39,18 @@ def test_why_the_front_gave_up_is_why_the_engine_cannot_serve(front: Endpoint[To
         assert endpoint.incoming.poll(5000)
         with pytest.raises(CannotServe, match=r"^the HTTP front cannot load the model's tokenizer: no such file$"):
             desk.messages()
+
+
+def test_what_becomes_of_late_requests_changes_without_a_restart(tmp_path: Path) -> None:
+    world, wakeup = World(), Wakeup()
+    serving = Objective(Slo(ttft_s=2, tpot_s=0.2), ExecutionMode.LANES)
+    room = ControlRoom(serving, wakeup.notify)
+    with closing(wakeup), closing(loop_end(str(tmp_path / "channel"))) as endpoint:
+        desk = ChannelDesk(
+            endpoint, wakeup, room, world.ledger, world.usage, LatencyWindow(world.clock), serving_pb2.EngineStatus()
+        )
+        desk.wait()
+        assert not world.ledger.objective.refuse_late
+        room.set_objective(replace(serving, late_requests=LateRequests.REFUSE))
+        desk.wait()
+        assert world.ledger.objective.refuse_late
