@@ -72,10 +72,12 @@ class MooreHodgson:
         return min(late, key=lambda job: job.ttft_due_s, default=None)
 
 
-def on_time(state: State, rank: int, now_s: float, begin_s: float, pace: float) -> tuple[list[Waiting], float]:
+def on_time(
+    state: State, rank: int, now_s: float, begin_s: float, pace: float, horizon: int = HORIZON
+) -> tuple[list[Waiting], float]:
     """Those of one tier that are not set aside, by deadline, if its prefill begins at `begin_s`; and when the last of
-    them is done."""
-    return _moore_hodgson(_jobs(state.queued_by_due, _idle_prefilling(state), rank, now_s), begin_s, pace)
+    them is done. Of the queued, the first `horizon` are looked at."""
+    return _moore_hodgson(_jobs(state.queued_by_due, _idle_prefilling(state), rank, now_s, horizon), begin_s, pace)
 
 
 def _rank(job: Queued) -> int:
@@ -88,11 +90,13 @@ def _idle_prefilling(state: State) -> list[Waiting]:
     return [sequence for sequence in state.prefilling if sequence.id not in busy]
 
 
-def _jobs(by_due: Sequence[Queued], prefilling: Sequence[Waiting], rank: int, now_s: float) -> list[Waiting]:
+def _jobs(
+    by_due: Sequence[Queued], prefilling: Sequence[Waiting], rank: int, now_s: float, horizon: int
+) -> list[Waiting]:
     """Of one tier, those whose deadline is still to come, by deadline."""
     first = bisect_right(by_due, (rank, now_s), key=_due_key)
     last = bisect_left(by_due, (rank + 1, float("-inf")), lo=first, key=_due_key)
-    jobs: list[Waiting] = list(by_due[first : min(last, first + HORIZON)])
+    jobs: list[Waiting] = list(by_due[first : min(last, first + horizon)])
     held = [s for s in prefilling if s.priority[0] == rank and s.ttft_due_s > now_s]
     if held:
         jobs = sorted((*held, *jobs), key=lambda job: job.ttft_due_s)
