@@ -187,6 +187,7 @@ class Ledger:
 
     def fail_all(self, error: str, now_s: float) -> None:
         """End every sequence with an error: nothing more will be computed."""
+        self._accept_newcomers()
         for sequence in [s for s in self._sequences.values() if s.id not in self._aborted]:
             self._finish(sequence, (), FinishReason.ERROR, now_s, error)
 
@@ -194,8 +195,7 @@ class Ledger:
         """Answer newcomers, move blocks as `plan` says and note its launches as in flight."""
         for late in plan.refuse:
             self._refuse_late(late)
-        self._outbox += [Accepted(newcomer) for newcomer in self._newcomers]
-        self._newcomers.clear()
+        self._accept_newcomers()
         if plan.launches:
             self._progress_s = now_s
         for sequence_id in plan.preempt:
@@ -318,6 +318,10 @@ class Ledger:
         self._outbox.append(Refused(request.id, reason, message, retry_after_s))
         if reason is not RefusalReason.NEVER_FITS:
             self._ended(None, self.objective.slo)
+
+    def _accept_newcomers(self) -> None:
+        self._outbox += [Accepted(newcomer) for newcomer in self._newcomers]
+        self._newcomers.clear()
 
     def _refuse_late(self, late: Late) -> None:
         request = self._sequences[late.id].request

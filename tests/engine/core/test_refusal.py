@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidelane.engine.channel import Accepted, RefusalReason, Refused
+from tidelane.engine.channel import Accepted, RefusalReason, Refused, Tokens
 from tidelane.engine.request import FLEX_RANK, FinishReason, Request, ServiceTier
 from tidelane.engine.scheduling.order import HORIZON
 from tidelane.engine.scheduling.plan import Objective, Plan, Scheduler, State
@@ -217,3 +217,23 @@ def test_nobody_is_refused_only_for_being_behind_many() -> None:
     one.submit(*(request(f"r{i:03}", prompt=4, new=1) for i in range(HORIZON + 100)))
     one.turn()
     assert not refusals(one)
+
+
+def test_one_that_leaves_before_it_was_answered_hears_nothing() -> None:
+    one = world()
+    one.submit(request("gone"))
+    one.abort("gone")
+    one.run()
+    assert not one.desk.sent
+    assert one.ledger.empty
+
+
+def test_one_that_came_as_all_ends_was_accepted_before_it_fails() -> None:
+    one = world()
+    one.ledger.submit(request("last"))
+    one.ledger.fail_all("the engine is shutting down", 0.0)
+    accepted_first, ending = one.ledger.take_outbox()
+    assert accepted_first == Accepted("last")
+    assert isinstance(ending, Tokens)
+    assert ending.finish is FinishReason.ERROR
+    assert one.ledger.empty
