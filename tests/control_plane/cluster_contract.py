@@ -13,6 +13,7 @@ from tidelane.operator.cluster import Cluster
 from tidelane.operator.errors import Retry
 from tidelane.operator.reports import Report
 from tidelane.operator.resources import FINALIZER, ObjectRef, Service, Status
+from tidelane.rpc.wire import ExecutionMode, LateRequests
 
 
 class User(Protocol):
@@ -81,6 +82,15 @@ class ClusterContract:
         assert not isinstance(service.spec, str)
         assert service.spec.devices == 1
         assert ref in [ObjectRef.of(each) for each in await user.cluster.services()]
+
+    async def test_what_becomes_of_late_requests(self, user: User, ref: ObjectRef) -> None:
+        served = (await self.read(user, ref)).spec
+        await self.edit(user, execution={"lateRequests": "Refuse"})
+        refused = (await self.read(user, ref)).spec
+        assert not isinstance(served, str)
+        assert not isinstance(refused, str)
+        assert (served.late_requests, refused.late_requests) == (LateRequests.SERVE, LateRequests.REFUSE)
+        assert refused.mode is served.mode is ExecutionMode.LANES
 
     async def test_generation_counts_specs_only(self, user: User, ref: ObjectRef) -> None:
         service = await self.read(user, ref)

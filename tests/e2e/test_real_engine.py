@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import re
 import socket
@@ -36,9 +37,14 @@ def free_port() -> int:
         return port
 
 
-def serve_command(port: int, folder: Path, mode: serving_pb2.ExecutionMode = serving_pb2.LANES) -> list[str]:
+def serve_command(
+    port: int,
+    folder: Path,
+    mode: serving_pb2.ExecutionMode = serving_pb2.LANES,
+    late_requests: serving_pb2.LateRequests = serving_pb2.SERVE,
+) -> list[str]:
     wanted = objective(revision=1)
-    wanted.mode = mode
+    wanted.mode, wanted.late_requests = mode, late_requests
     wanted.slo.tpot_s = 2.0  # however slow the machine, streams run side by side
     return [
         *(sys.executable, "-m", "tidelane.cli.main", "serve", "--model", MODEL, "--served-name", "chat"),
@@ -140,6 +146,46 @@ async def test_200_clients_that_leave_free_all_blocks_and_disturb_nobody(served:
     assert [text[:80] for text in undisturbed] == [text[:80] for text in expected]
     await served.until_idle()
     assert await served.metric("kv_cache_usage_perc") == 0.0
+
+
+async def within_two_seconds(client: httpx.AsyncClient, prompt: str) -> httpx.Response:
+    """Asks for the first of three tokens so soon."""
+    body = {"model": "chat", "prompt": prompt, "max_tokens": 3, "stream": True, "ignore_eos": True}
+    return await client.post("/v1/completions", json=body, headers={"x-slo-ttft-ms": "2000"})
+
+
+async def test_who_would_be_late_gets_a_429_instead_of_a_stream(tmp_path: Path) -> None:
+    port = free_port()
+    with subprocess.Popen(serve_command(port, tmp_path, late_requests=serving_pb2.REFUSE)) as process:
+        try:
+            engine = Served(process, port)
+            await engine.until_ready()
+            async with httpx.AsyncClient(base_url=engine.url, timeout=300) as client:
+                # Each alone is on time, and all at once are far more than cores can prefill in that time.
+                answers = await asyncio.gather(*(within_two_seconds(client, "word " * 300) for _ in range(60)))
+                await engine.until_idle()
+                answers.append(await within_two_seconds(client, "word " * 300))
+            refused = await engine.metric('requests_refused_total{model_name="chat",reason="would_be_late"}')
+            assert await engine.metric("kv_cache_usage_perc") == 0.0
+        finally:
+            process.kill()
+    late = [answer for answer in answers if answer.status_code == 429]
+    assert 0 < len(late) < len(answers)
+    assert refused == len(late)
+    assert answers[-1] not in late
+    for answer in late:
+        assert answer.json()["error"]["code"] == "would_be_late"
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+    for answer in [each for each in answers if each not in late]:
+        assert answer.status_code == 200
+        chunks = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+        assert chunks.pop() == "[DONE]"
+        assert [reason for chunk in chunks for reason in finish_reasons(chunk)] == ["length"]
+
+
+def finish_reasons(chunk: str) -> list[str]:
+    choices = json.loads(chunk)["choices"]
+    return [choice["finish_reason"] for choice in choices if choice["finish_reason"] is not None]
 
 
 async def test_killed_in_mid_stream_every_client_hears_of_it_and_nothing_stays(served: Served) -> None:
