@@ -1,10 +1,14 @@
-"""Reports of `tidelane simulate --sweep --json` as Markdown tables, and how auto stands to the baselines in each.
+"""Reports of `tidelane simulate --sweep --json` as Markdown.
 
-python tools/sweep_table.py a.json b.json >> docs/measurements/simulated-goodput.md
+A table of each, or one line of each with how auto stands to the baselines:
+
+    python tools/sweep_table.py a.json b.json
+    python tools/sweep_table.py --summary a.json b.json
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,36 +23,53 @@ BASELINES = ("mixed", "chunked", "static", "disaggregated")
 
 
 def main() -> int:
-    for name in sys.argv[1:]:
-        print("\n".join(lines(json.loads(Path(name).read_text()))))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("reports", type=Path, nargs="+")
+    parser.add_argument("--summary", action="store_true", help="one line for each report")
+    args = parser.parse_args()
+    reports = [json.loads(path.read_text()) for path in args.reports]
+    for line in summary(reports) if args.summary else (line for report in reports for line in table(report)):
+        print(line)
     return 0
 
 
-def lines(report: Mapping[str, Any]) -> Iterator[str]:
+def table(report: Mapping[str, Any]) -> Iterator[str]:
     header, policies = report["header"], report["policies"]
     rates = [point["rate"] for point in next(iter(policies.values()))["points"]]
-    traffic = f"{header['trace']}, {header['requests']} requests"
-    yield f"\n### {traffic}: {header['model']} on {header['gpu']}, {_targets(header)}\n"
+    yield f"\n### {_title(header)}\n"
     yield f"`{header['command']}`\n"
     at = " | ".join(f"at {rate:.3g}/s" for rate in rates)
     yield f"| policy/order | rate at 90 % | at 99 % | {at} | best | tuned to |"
     yield f"|---|---|---|{'---|' * len(rates)}---|---|"
     for policy, figures in policies.items():
         goodputs = " | ".join(f"{point['goodput_per_gpu']:.3g}" for point in figures["points"])
-        sustained = f"{_rate(figures['rate_at_90'])} | {_rate(figures['rate_at_99'])}"
+        sustained = f"{_number(figures['rate_at_90'])} | {_number(figures['rate_at_99'])}"
         best = f"{figures['best_goodput_per_gpu']:.3g}"
         yield f"| {policy} | {sustained} | {goodputs} | {best} | {figures['tuned_to'] or ''} |"
     yield ""
-    for comparison in comparisons(policies):
-        yield f"- {comparison.text}: {'-' if comparison.ratio is None else format(comparison.ratio, '.2f')}"
+    for each in comparisons(policies):
+        yield f"- {OURS} over {each.text}: {_number(each.ratio)}{f' ({each.where})' if each.where else ''}"
+
+
+def summary(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The columns are those that the first report has."""
+    columns = [each.text for each in comparisons(reports[0]["policies"])]
+    yield f"| {OURS} over | {' | '.join(columns)} |"
+    yield f"|---|{'---|' * len(columns)}"
+    for report in reports:
+        found = {each.text: each for each in comparisons(report["policies"])}
+        cells = (found.get(column, Comparison(column, None)) for column in columns)
+        ratios = (f"{_number(each.ratio)}{f' ({each.where})' if each.where else ''}" for each in cells)
+        yield f"| {_title(report['header'])} | {' | '.join(ratios)} |"
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`ratio`: how many times better auto with our order is; None where one of the two has no such figure."""
+    """`ratio`: how many times better auto is with our order; None where one of the two has no such figure."""
 
     text: str
     ratio: float | None
+    where: str = ""
 
 
 def comparisons(policies: Mapping[str, Any]) -> Iterator[Comparison]:
@@ -60,16 +81,16 @@ def comparisons(policies: Mapping[str, Any]) -> Iterator[Comparison]:
     if baselines:
         yield _least(ours["points"], baselines)
     if AS_SHIPPED in policies:
-        rate = falls_to(0.5, policies[AS_SHIPPED]["points"])
-        ratio = rate and goodput_at(rate, ours["points"]) / goodput_at(rate, policies[AS_SHIPPED]["points"])
-        where = f" ({rate:.3g}/s)" if rate else ""
-        yield Comparison(f"goodput over {AS_SHIPPED} where that falls to 50 %{where}", ratio)
+        theirs = policies[AS_SHIPPED]["points"]
+        rate = falls_to(0.5, theirs)
+        ratio = goodput_at(rate, ours["points"]) / goodput_at(rate, theirs) if rate else None
+        yield Comparison(f"{AS_SHIPPED} where that falls to 50 %", ratio, f"{rate:.3g}/s" if rate else "")
     for name in ("chunked/ours", "disaggregated/ours"):
         if name in policies:
-            yield Comparison(f"rate at 90 % over {name}", _over(ours["rate_at_90"], policies[name]["rate_at_90"]))
+            yield Comparison(f"{name}, rate at 90 %", _over(ours["rate_at_90"], policies[name]["rate_at_90"]))
     if "disaggregated/ours" in policies:
         best = ours["best_goodput_per_gpu"], policies["disaggregated/ours"]["best_goodput_per_gpu"]
-        yield Comparison("best goodput over disaggregated/ours", _over(*best))
+        yield Comparison("disaggregated/ours, best goodput", _over(*best))
 
 
 def _least(points: Sequence[Mapping[str, Any]], baselines: Mapping[str, Any]) -> Comparison:
@@ -79,11 +100,8 @@ def _least(points: Sequence[Mapping[str, Any]], baselines: Mapping[str, Any]) ->
         best = max(baselines, key=lambda name: float(baselines[name]["points"][at]["goodput_per_gpu"]))
         theirs = baselines[best]["points"][at]["goodput_per_gpu"]
         if theirs > 0:
-            found.append((point["goodput_per_gpu"] / theirs, best, point["rate"]))
-    if not found:
-        return Comparison("goodput over the best baseline", None)
-    ratio, best, rate = min(found)
-    return Comparison(f"goodput over the best baseline, at the worst rate ({best} at {rate:.3g}/s)", ratio)
+            found.append((point["goodput_per_gpu"] / theirs, f"{best} at {point['rate']:.3g}/s"))
+    return Comparison("the best baseline, at the worst rate", *min(found, default=(None, "")))
 
 
 def falls_to(level: float, points: Sequence[Mapping[str, Any]]) -> float | None:
@@ -106,14 +124,15 @@ def _over(ours: float | None, theirs: float | None) -> float | None:
     return ours / theirs if ours is not None and theirs else None
 
 
-def _targets(header: Mapping[str, Any]) -> str:
+def _title(header: Mapping[str, Any]) -> str:
     slo = header["slo"]
     allowance = f" + {1000 * slo['ttft_per_1k_input_tokens_s']:g} ms per 1,000 input tokens"
-    return f"TTFT {1000 * slo['ttft_s']:g} ms{allowance}, TPOT {1000 * slo['tpot_s']:g} ms"
+    targets = f"TTFT {1000 * slo['ttft_s']:g} ms{allowance}, TPOT {1000 * slo['tpot_s']:g} ms"
+    return f"{header['trace']}, {header['requests']} requests: {header['model']} on {header['gpu']}, {targets}"
 
 
-def _rate(rate: float | None) -> str:
-    return "-" if rate is None else f"{rate:.3g}"
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
 
 
 if __name__ == "__main__":
