@@ -175,6 +175,23 @@ def test_who_is_late_for_long_joins_even_so_but_not_flex() -> None:
     assert lanes(state(crowd, late(FLEX_RANK, PROMOTED_AFTER_S + 1), tpot_s=0.04)).prefill is None
 
 
+def test_a_chunk_may_be_as_long_as_a_pass_on_lanes() -> None:
+    """It was once cut to 0.08 of the TTFT target, however few tokens that is: too few to fuse. And what prefill had
+    learned of itself counted as a gain of fusing, which cut it further."""
+    plain = true_estimates(UNITS, LAYERS)
+    work = prefill_work(((0, 500),))
+    slower = plain
+    for _ in range(30):
+        slower = slower.learned(Phase.PREFILL, UNITS, work, 1.0, 1.3 * plain.seconds(Phase.PREFILL, UNITS, work))
+    at = msgspec.structs.replace(
+        state(decoding(2, 0.1), waiting(500)), estimates=slower, objective=Objective(Slo(ttft_s=0.3, tpot_s=0.1))
+    )
+    plan = policy("auto").plan(at, NOW_S)
+    assert plan.fused
+    assert plan.prefill is not None
+    assert plan.prefill.tokens == SMALLEST_PASS
+
+
 @pytest.mark.parametrize("name", ["auto", "chunked"])
 def test_a_chunk_that_goes_on_with_long_prompts_keeps_the_budget(name: str) -> None:
     """It once counted each prompt as if it stood at its beginning: a deep one costs pairs with all that is cached."""

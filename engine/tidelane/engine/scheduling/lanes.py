@@ -316,7 +316,7 @@ class LanesScheduler:
         if not (state.queued or state.prefilling):
             return None
         seconds, units = state.estimates.seconds, state.table.units
-        tokens = largest_chunk(state, now.work, min(now.budget_s, self._worthwhile_s(state, now)), LARGEST_PASS)
+        tokens = self._chunk_tokens(state, now, now.budget_s)
         if tokens < SMALLEST_CHUNK:
             return None
         fused_s = seconds(Phase.FUSED, units, now.work + prefill_work(((0, tokens),)))
@@ -337,11 +337,20 @@ class LanesScheduler:
         last = min(state.layers, work.first_layer + count)
         return PrefillSlice(work.job, work.spans, work.first_layer, last), (last - work.first_layer) * layer_s
 
-    def _worthwhile_s(self, state: State, now: _Look) -> float:
-        """The length of a chunk beside which this decode step costs little, or of a pass if that is longer."""
+    def _chunk_tokens(self, state: State, now: _Look, budget_s: float) -> int:
+        """As many as fit a chunk beside which this decode step costs little, or a pass if that is longer: see
+        `_pass_tokens`."""
         seconds, units = state.estimates.seconds, state.table.units
-        decode_s = seconds(Phase.FUSED, units, now.work + TYPICAL_PASS) - seconds(Phase.PREFILL, units, TYPICAL_PASS)
-        return max(PASS_PART_OF_TTFT * state.objective.slo.ttft_s, decode_s / DECODE_PART_OF_CHUNK)
+        beside_s = seconds(Phase.FUSED, units, now.work + TYPICAL_PASS)
+        # More than prefill alone, but once that was found slower, and fused passes not yet, only their own times tell.
+        decode_s = beside_s - min(seconds(phase, units, TYPICAL_PASS) for phase in (Phase.PREFILL, Phase.FUSED))
+        ttft_s = state.objective.slo.ttft_s
+
+        def most(limit_s: float, tokens: int) -> int:
+            return largest_chunk(state, now.work, min(budget_s, limit_s), tokens)
+
+        usual = most(max(PASS_PART_OF_TTFT * ttft_s, decode_s / DECODE_PART_OF_CHUNK), LARGEST_PASS)
+        return usual if usual >= SMALLEST_PASS else max(usual, most(LARGEST_PART_OF_TTFT * ttft_s, SMALLEST_PASS))
 
     def _fused(self, state: State, now: _Look, chunk: _Chunk, now_s: float) -> Plan:
         found = self._jobs(state, now_s, self._chunk_pace(state, chunk))
