@@ -155,6 +155,12 @@ def test_plan(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
         ("simulate", "--sweep --rate 2", "--rate: is for one rate alone"),
         ("simulate", "--kv-tokens 9", "--kv-tokens: is known of a GPU"),
         ("simulate", "--profile nowhere.json", "nowhere.json"),
+        ("simulate", "--json /tmp", "--json: /tmp cannot be written: Is a directory"),
+        (
+            "simulate",
+            "--json /tmp/a.out --html /tmp/../tmp/a.out",
+            "--html: /tmp/../tmp/a.out is the file of --json as well",
+        ),
         ("simulate", "--json nowhere/a.json", "--json: nowhere/a.json: there is no folder nowhere"),
         ("simulate", "--measured nowhere", "nowhere/meta.json"),
         ("simulate", "--overhead 1", "--overhead: '1' is no duration"),

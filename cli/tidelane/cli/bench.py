@@ -75,7 +75,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     try:
-        check_outputs(args.json, args.html)
+        check_outputs(args.json, args.html, args.trace)
         traffic, changes = _traffic(args)
         slo, run = run_interruptible(_measure(args, traffic))
         report = summarise(run, traffic.duration_s, slo)

@@ -81,7 +81,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     try:
-        check_outputs(args.json, args.html)
+        check_outputs(args.json, args.html, args.trace)
         if args.measured is not None:
             return _against_measured(args)
         told = scenario(args)
@@ -111,11 +111,15 @@ def run(args: argparse.Namespace) -> int:
         print(f"tidelane simulate: {error}", file=sys.stderr)
         return 1
     header = _header(args, told, effort)
-    if args.json is not None:
-        args.json.write_text(json.dumps(as_json(header, results), indent=1) + "\n", encoding="utf-8")
-    if args.html is not None:
-        args.html.write_text(page(header, results), encoding="utf-8")
     _show(header, results)
+    try:
+        if args.json is not None:
+            args.json.write_text(json.dumps(as_json(header, results), indent=1) + "\n", encoding="utf-8")
+        if args.html is not None:
+            args.html.write_text(page(header, results), encoding="utf-8")
+    except OSError as error:
+        print(f"tidelane simulate: the figures above could not be written: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

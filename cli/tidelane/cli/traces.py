@@ -26,8 +26,22 @@ def replayed(path: Path, form: str | None, limit: int | None, seed: int) -> tupl
     return (traffic if limit is None else traffic.limited(limit)), notes
 
 
-def check_outputs(json: Path | None, html: Path | None) -> None:
-    """Before the work, not after it."""
+def check_outputs(json: Path | None, html: Path | None, trace: Path | None = None) -> None:
+    """Before the work, not after it: that each can be written, to a file of its own that is not the `trace` read."""
+    taken = {} if trace is None else {trace.resolve(): "--trace"}
     for option, path in (("--json", json), ("--html", html)):
-        if path is not None and not path.absolute().parent.is_dir():
+        if path is None:
+            continue
+        if not path.absolute().parent.is_dir():
             raise BadOption(f"{option}: {path}: there is no folder {path.parent}: make it first")
+        if path.resolve() in taken:
+            raise BadOption(f"{option}: {path} is the file of {taken[path.resolve()]} as well: name another one")
+        taken[path.resolve()] = option
+        existed = path.exists()
+        try:
+            with path.open("ab"):
+                pass
+        except OSError as error:
+            raise BadOption(f"{option}: {path} cannot be written: {error.strerror}") from error
+        if not existed:
+            path.unlink()

@@ -117,6 +117,16 @@ def test_who_is_late_for_long_gets_every_eighth_pass() -> None:
     assert turns.count("old") == 2
     patient = replace(old, ttft_due_s=NOW_S - PROMOTED_AFTER_S + 1)
     assert served(patient, fresh, next_job=PROMOTION_PASSES)[0] == "fresh"
+    # However much time one that came before it still has.
+    leisurely = queued("leisurely", 900, NOW_S + 600, arrival_s=0)
+    assert served(leisurely, old, fresh, next_job=PROMOTION_PASSES)[0] == "old"
+
+
+def test_so_does_one_that_was_begun_and_holds_blocks() -> None:
+    half_done = Prefilling("half done", (1, 1.0, "half done"), 100_000, 50_000, NOW_S - PROMOTED_AFTER_S - 1, 9.0)
+    fresh = queued("fresh", 1, NOW_S + 5)
+    assert served(half_done, fresh, next_job=PROMOTION_PASSES)[0] == "half done"
+    assert served(half_done, fresh, next_job=PROMOTION_PASSES + 1)[0] == "fresh"
 
 
 def test_a_tier_above_makes_nobody_wait_for_ever() -> None:

@@ -56,20 +56,11 @@ class MooreHodgson:
             chosen, clock_s = on_time(state, rank, now_s, clock_s, pace)
             first += chosen
         rest = _rest(prefilling, state.queued, first)
-        overdue = self._overdue(state, now_s)
+        overdue = _overdue(state, prefilling, now_s)
         if overdue is not None:
             first = [overdue, *(job for job in first if job is not overdue)]
             rest = (job for job in rest if job is not overdue)
         return Arranged(chain(first, rest), late=not first)
-
-    def _overdue(self, state: State, now_s: float) -> Queued | None:
-        """The latest of those that lead their tiers, so that no tier above makes one wait for ever."""
-        if state.next_job % PROMOTION_PASSES or not state.queued:
-            return None
-        firsts = (bisect_left(state.queued, rank, key=_rank) for rank in range(FLEX_RANK))
-        leading = [state.queued[at] for at in firsts if at < len(state.queued)]
-        late = [job for job in leading if now_s - job.ttft_due_s > PROMOTED_AFTER_S and job.priority[0] < FLEX_RANK]
-        return min(late, key=lambda job: job.ttft_due_s, default=None)
 
 
 def on_time(
@@ -78,6 +69,17 @@ def on_time(
     """Those of one tier that are not set aside, by deadline, if its prefill begins at `begin_s`; and when the last of
     them is done. Of the queued, the first `horizon` are looked at."""
     return _moore_hodgson(_jobs(state.queued_by_due, _idle_prefilling(state), rank, now_s, horizon), begin_s, pace)
+
+
+def _overdue(state: State, prefilling: Sequence[Waiting], now_s: float) -> Waiting | None:
+    """Of all tiers the one that is latest, begun or not, so that none makes it wait for ever."""
+    if state.next_job % PROMOTION_PASSES:
+        return None
+    by_due = state.queued_by_due
+    firsts = (bisect_left(by_due, rank, key=_rank) for rank in range(FLEX_RANK))
+    waiting: list[Waiting] = [*(by_due[at] for at in firsts if at < len(by_due)), *prefilling]
+    late = [job for job in waiting if now_s - job.ttft_due_s > PROMOTED_AFTER_S and job.priority[0] < FLEX_RANK]
+    return min(late, key=lambda job: job.ttft_due_s, default=None)
 
 
 def _rank(job: Queued) -> int:

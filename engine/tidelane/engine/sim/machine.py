@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from tidelane.engine.estimation.devices import DeviceFacts
 from tidelane.engine.estimation.estimates import Contention, Estimates
+from tidelane.engine.estimation.interpolation import at_units
 from tidelane.engine.estimation.profile import Profile
 from tidelane.engine.estimation.roofline import prior
 from tidelane.engine.estimation.shapes import ModelShape, kv_bytes_per_token, weight_bytes
@@ -68,10 +69,14 @@ def as_profiled(profile: Profile, kv_tokens: int, *, overhead_s: float = 0.0) ->
 def in_pairs(one: Machine, shape: ModelShape, *, handover_bytes_per_s: float = HANDOVER_BYTES_PER_S) -> Machine:
     """A machine such as `one` for decode and one for prefill, as the two lanes of one that do not disturb each other.
 
-    The KV pool is that of the decode device: room is reserved there before prefill starts, as Dynamo does.
+    The KV pool is that of the decode device: room is reserved there before prefill starts, as Dynamo does. On both
+    together, where nothing runs but by which prompts are ordered, a pass takes as long as on one.
     """
     units = one.table.units
-    times = replace(one.times, contention=Contention(1.0, 1.0, 1.0))
+    by_phase = {
+        phase: {**by_units, 2 * units: at_units(by_units, units)} for phase, by_units in one.times.times.items()
+    }
+    times = replace(one.times, times=by_phase, contention=Contention(1.0, 1.0, 1.0))
     return replace(
         one,
         table=PartitionTable(2 * units, (Partition(units, units),)),

@@ -117,7 +117,7 @@ def best_settings(settings: Sequence[Setting], goodputs: Sequence[Sequence[float
 
 
 def _nearest(rates: Sequence[float], rate: float) -> int:
-    return min(range(len(rates)), key=lambda at: abs(math.log(rates[at] / rate)))
+    return min(range(len(rates)), key=lambda at: abs(math.log(rates[at]) - math.log(rate)))
 
 
 def _runs_at_most(scene: Scene, contestant: Contestant, effort: Effort) -> int:
