@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
@@ -22,6 +22,10 @@ class WorkerDied(RuntimeError):
     """A process was killed, by hand or for want of memory: run fewer of them."""
 
 
+# What a process of the pool runs jobs in: given to it once, as it starts, since it may hold a trace of many megabytes.
+_scene: Scene | None = None
+
+
 @contextlib.asynccontextmanager
 async def workers(scene: Scene, processes: int) -> AsyncIterator[Run]:
     """Gives what runs jobs in `scene`, `processes` of them at a time; in this process if that is 1."""
@@ -29,26 +33,41 @@ async def workers(scene: Scene, processes: int) -> AsyncIterator[Run]:
         yield _here(scene)
         return
     # Spawned: a fork would copy the threads of progress bars in whatever state they are.
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin)
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin, (scene,))
+
+    loop = asyncio.get_running_loop()
 
     async def run(job: Job) -> Figures:
+        ended = asyncio.Event()
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool, scene.run, job)
+            with _interrupts_held():
+                figures = pool.submit(_run, job)
+            # Whoever waits may be cancelled, but not the future: a pool whose processes end would hang on that.
+            figures.add_done_callback(lambda _: loop.call_soon_threadsafe(ended.set))
+            await ended.wait()
+            return figures.result()
         except BrokenProcessPool as error:
             raise WorkerDied("one of the processes was killed; for fewer of them, --processes 1") from error
 
     try:
         yield run
-    except WorkerDied:
-        pool.shutdown()
-        raise
     except BaseException:
         # Whoever interrupts the whole does not want to wait for runs under way.
-        pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():
-            process.terminate()
+            process.kill()
         raise
-    pool.shutdown()
+    finally:
+        pool.shutdown()
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """What is started within never hears of a Ctrl-C, not even while it starts: who started it ends it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _here(scene: Scene) -> Run:
@@ -59,12 +78,15 @@ def _here(scene: Scene) -> Run:
     return run
 
 
-def _begin() -> None:
-    """In each new process."""
-    # Without a traceback: the process that waits says what happened. Where it ignores interrupts, so do we.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+def _begin(scene: Scene) -> None:
+    global _scene
+    _scene = scene
     threading.Thread(target=_die_with_parent, daemon=True).start()
+
+
+def _run(job: Job) -> Figures:
+    assert _scene is not None
+    return _scene.run(job)
 
 
 def _die_with_parent() -> None:
