@@ -27,10 +27,27 @@ def main() -> int:
     parser.add_argument("reports", type=Path, nargs="+")
     parser.add_argument("--summary", action="store_true", help="one line for each report")
     args = parser.parse_args()
-    reports = [json.loads(path.read_text()) for path in args.reports]
-    for line in summary(reports) if args.summary else (line for report in reports for line in table(report)):
-        print(line)
+    try:
+        reports = [_read(path) for path in args.reports]
+    except ValueError as error:
+        print(f"sweep_table: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(summary(reports) if args.summary else (line for report in reports for line in table(report))))
     return 0
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """Raises ValueError on what is no report of a sweep."""
+    try:
+        report: Mapping[str, Any] = json.loads(path.read_text())
+        list(table(report))
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, StopIteration, RuntimeError) as error:
+        raise ValueError(f"{path} is no report of `tidelane simulate --sweep --json`") from error
+    if OURS not in report["policies"]:
+        raise ValueError(f"{path} does not hold {OURS}: simulate it too")
+    return report
 
 
 def table(report: Mapping[str, Any]) -> Iterator[str]:

@@ -20,7 +20,8 @@ def refused(tool: str, *options: str) -> str:
         text=True,
         timeout=60,
     )
-    assert done.returncode != 0
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
     assert done.stdout == ""
     return done.stderr
 
@@ -53,3 +54,11 @@ def test_an_unknown_mode(tool: str, option: str, modes: str) -> None:
     said = refused(tool, option, modes)
     assert f"{modes.split(',')[-1]}: choose from " in said
     assert "MixedBatch, " in said
+
+
+@pytest.mark.parametrize(
+    ("tool", "option", "value"),
+    [("goodput", "--repeats", "0"), ("colocation", "--seconds", "nan"), ("against_simulation", "--minutes", "-1")],
+)
+def test_numbers_that_measure_nothing(tool: str, option: str, value: str) -> None:
+    assert f"argument {option}: {value} must be" in refused(tool, option, value)

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tools.sweep_table import comparisons, falls_to, goodput_at
+from tools.sweep_table import comparisons, falls_to, goodput_at, main
 
 
 def competitor(goodputs: dict[float, float], rate_at_90: float | None = None) -> dict[str, Any]:
@@ -47,3 +48,15 @@ def test_what_was_not_simulated_is_not_compared() -> None:
     assert list(comparisons({"mixed/own": competitor({1.0: 1.0})})) == []
     (alone,) = comparisons({"auto/ours": competitor({1.0: 1.0}), "static/own": competitor({1.0: 0.0})})
     assert alone.ratio is None
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"header": {}, "policies": {}}'])
+def test_what_is_no_report_is_told(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(text)
+    monkeypatch.setattr("sys.argv", ["sweep_table", str(path)])
+    assert main() == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", f"sweep_table: {path} is no report of `tidelane simulate --sweep --json`\n")

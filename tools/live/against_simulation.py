@@ -24,7 +24,19 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 from rich.table import Table
-from tools.live.rig import COMPARED, MODEL, NAME, chats_and_documents, modes, parser, running_engine, tidelane
+from tools.live.rig import (
+    COMPARED,
+    MODEL,
+    NAME,
+    above_zero,
+    chats_and_documents,
+    modes,
+    one_or_more,
+    parser,
+    refusing,
+    running_engine,
+    tidelane,
+)
 
 from tidelane.cli.targets import parse_slo
 from tidelane.cli.traces import check_outputs
@@ -90,12 +102,12 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     options = parser(__doc__, slo="ttft=1s,ttftPer1k=4s,tpot=150ms")
     add = options.add_argument
-    add("--minutes", type=float, default=5.0, help="of traffic, for each mode (%(default)g)")
+    add("--minutes", type=above_zero, default=5.0, help="of traffic, for each mode (%(default)g)")
     add("--modes", type=lambda text: modes(text, MODES), default=COMPARED)
-    add("--chats", type=float, default=0.5, help="short requests a second (%(default)g)")
-    add("--documents", type=float, default=0.05, help="long requests a second (%(default)g)")
+    add("--chats", type=above_zero, default=0.5, help="short requests a second (%(default)g)")
+    add("--documents", type=above_zero, default=0.05, help="long requests a second (%(default)g)")
     add("--profile", type=Path, help="of this machine, from `tidelane profile` (else it is measured)")
-    add("--kv-tokens", type=int, default=11_000, help="that the engine's pool holds (%(default)s)")
+    add("--kv-tokens", type=one_or_more, default=11_000, help="that the engine's pool holds (%(default)s)")
     return options
 
 
@@ -194,4 +206,4 @@ def _show(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(refusing(main))

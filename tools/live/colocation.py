@@ -23,7 +23,7 @@ from statistics import median
 
 from rich.console import Console
 from rich.table import Table
-from tools.live.rig import NAME, mode, parser, running_service
+from tools.live.rig import NAME, above_zero, mode, one_or_more, parser, refusing, running_service
 
 from tidelane.cli.interrupts import run_interruptible
 from tidelane.cli.targets import parse_slo
@@ -84,10 +84,10 @@ def _parser() -> argparse.ArgumentParser:
     options = parser(__doc__, slo="ttft=1500ms,ttftPer1k=4s,tpot=300ms")
     add = options.add_argument
     add("--mode", type=mode, default=ExecutionMode.AUTO)
-    add("--repeats", type=int, default=3)
-    add("--seconds", type=float, default=60.0, help="of each run (%(default)g)")
-    add("--part", type=float, default=0.6, help="of capacity, for interactive requests (%(default)g)")
-    add("--flex", type=int, default=24, help="offline requests that are always open (%(default)s)")
+    add("--repeats", type=one_or_more, default=3)
+    add("--seconds", type=above_zero, default=60.0, help="of each run (%(default)g)")
+    add("--part", type=above_zero, default=0.6, help="of capacity, for interactive requests (%(default)g)")
+    add("--flex", type=one_or_more, default=24, help="offline requests that are always open (%(default)s)")
     return options
 
 
@@ -156,4 +156,4 @@ def _show(console: Console, runs: Sequence[Run], args: argparse.Namespace) -> No
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(refusing(main))

@@ -19,7 +19,17 @@ from statistics import fmean
 
 from rich.console import Console
 from rich.table import Table
-from tools.live.rig import COMPARED, NAME, chats_and_documents, modes, parser, running_service
+from tools.live.rig import (
+    COMPARED,
+    NAME,
+    above_zero,
+    chats_and_documents,
+    modes,
+    one_or_more,
+    parser,
+    refusing,
+    running_service,
+)
 
 from tidelane.cli.interrupts import run_interruptible
 from tidelane.cli.targets import parse_slo
@@ -75,10 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     options = parser(__doc__, slo="ttft=1s,ttftPer1k=8s,tpot=100ms")
     add = options.add_argument
     add("--modes", type=modes, default=COMPARED)
-    add("--repeats", type=int, default=3)
-    add("--seconds", type=float, default=90.0, help="of traffic in each run (%(default)g)")
-    add("--chats", type=float, default=0.4, help="short requests a second (%(default)g)")
-    add("--documents", type=float, default=0.12, help="long requests a second (%(default)g)")
+    add("--repeats", type=one_or_more, default=3)
+    add("--seconds", type=above_zero, default=90.0, help="of traffic in each run (%(default)g)")
+    add("--chats", type=above_zero, default=0.4, help="short requests a second (%(default)g)")
+    add("--documents", type=above_zero, default=0.12, help="long requests a second (%(default)g)")
     return options
 
 
@@ -131,4 +141,4 @@ def _spread(values: Sequence[float], form: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(refusing(main))

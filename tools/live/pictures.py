@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from tools.live.rig import NAME, modes, running_engine
+from tools.live.rig import NAME, modes, refusing, running_engine
 from tools.live.timeline import Recording, draw, shown
 
 from tidelane.cli.interrupts import run_interruptible
@@ -115,4 +115,4 @@ async def _played(url: str) -> list[Outcome]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(refusing(main))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from typing import Any
 import yaml
 from google.protobuf import json_format
 
+from tidelane.cli.targets import BadOption
 from tidelane.engine.bench.traffic import Kind
 from tidelane.engine.slo import Slo
 from tidelane.operator.quantities import format_duration
@@ -51,6 +53,31 @@ def parser(description: str | None, *, slo: str) -> argparse.ArgumentParser:
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--json", type=Path, help="write all figures there")
     return options
+
+
+def refusing(main: Callable[[], int]) -> int:
+    """`main`, whose wrong options end it with one line."""
+    try:
+        return main()
+    except BadOption as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def above_zero(text: str) -> float:
+    """For argparse."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} must be a number above 0")
+    return value
+
+
+def one_or_more(text: str) -> int:
+    """For argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be 1 or more")
+    return value
 
 
 def mode(text: str, known: Sequence[ExecutionMode] = tuple(ExecutionMode)) -> ExecutionMode:
