@@ -55,12 +55,12 @@ class EarlyRefusal:
 def late_newcomers(state: State, now_s: float, pace: float) -> tuple[Late, ...]:
     """Whom of `state.newcomers` the order sets aside.
 
-    Not `flex` work, which has no deadline; nor one that would be late even if it had the whole device from now on:
-    no later try could do better. While prefill cannot be launched at all, nothing can be predicted.
+    Not `flex` work, which has no deadline; nor one that could not be promised to be on time even on an idle device: no
+    later try could do better. While prefill cannot be launched at all, nothing can be predicted.
     """
     if not state.can_prefill:
         return ()
-    newcomers = {job.id: job for job in state.newcomers if _could_be_on_time(job, now_s)}
+    newcomers = {job.id: job for job in state.newcomers if _may_be_refused(job, now_s)}
     if not newcomers:
         return ()
     begin_s, landed = _after_flight(state, now_s, pace)
@@ -75,8 +75,13 @@ def late_newcomers(state: State, now_s: float, pace: float) -> tuple[Late, ...]:
     return tuple(found)
 
 
-def _could_be_on_time(job: Queued, now_s: float) -> bool:
-    return job.priority[0] < FLEX_RANK and now_s + job.work_s <= job.ttft_due_s
+def _may_be_refused(job: Queued, now_s: float) -> bool:
+    """Whether one like it could be promised to be on time if it came when the device is idle."""
+    return job.priority[0] < FLEX_RANK and now_s + job.work_s <= job.priority[1] + PROMISED_PART * _target_s(job)
+
+
+def _target_s(job: Queued) -> float:
+    return job.ttft_due_s - job.priority[1]
 
 
 def _late(job: Queued, now_s: float, free_s: float, pace: float) -> Late:
@@ -84,7 +89,7 @@ def _late(job: Queued, now_s: float, free_s: float, pace: float) -> Late:
     be on time and make nobody else late.
     """
     took_s = job.work_s * pace
-    target_s = job.ttft_due_s - job.priority[1]
+    target_s = _target_s(job)
     promised_s = PROMISED_PART * target_s
     # Else no queue is short enough at this pace; when decode will have less to do, nobody knows.
     wait_s = free_s + took_s - promised_s - now_s if took_s <= promised_s else LONGEST_RETRY_S
