@@ -54,7 +54,7 @@ def test_defaults_make_no_difference_to_gitops(installed: Cluster, namespace: st
     apply = ("apply", "--server-side", "-f", "-", "-o", "json")
     first = json.loads(installed.kubectl(*apply, namespace=namespace, stdin=text))
     again = json.loads(installed.kubectl(*apply, namespace=namespace, stdin=text))
-    assert first["spec"]["execution"] == {"mode": "Lanes"}
+    assert first["spec"]["execution"] == {"mode": "Lanes", "lateRequests": "Serve"}
     assert again == first
 
 

@@ -1,0 +1,3 @@
+from dataclasses import replace
+
+__all__ = ["replace"]
