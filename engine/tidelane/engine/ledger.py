@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Several
 from operator import attrgetter
 from types import MappingProxyType
 
@@ -31,6 +30,7 @@ from tidelane.engine.scheduling.plan import (
     Queued,
     State,
 )
+from tidelane.engine.scheduling.refusal import LONGEST_RETRY_S
 from tidelane.engine.sequence import Sequence
 from tidelane.engine.slo import Slo, Timeline
 
@@ -267,7 +267,7 @@ class Ledger:
         missing = sum(self._blocks_for(s.computed + steps + 1) - len(s.blocks) for s in self._running)
         return steps if missing <= self.pool.free else 0
 
-    def run_on(self, steps: Several[Completion]) -> None:
+    def run_on(self, steps: list[Completion]) -> None:
         """Take what the decode step in flight produced, and as many repetitions of it, up to `steps_in_a_row`, right
         one after the other: in each of them the token 0, which stops none, for each sequence. One more is in flight.
         Only virtual time knows of so many steps at once."""
@@ -334,7 +334,7 @@ class Ledger:
     def _queue_drain_s(self) -> float:
         """When a place should be free, as predicted: whichever takes longer, computing the prompts ahead on the whole
         device, or blocks for the first of them. One second at least."""
-        return min(60.0, max(1.0, sum(job.work_s for job in self._queued), self._blocks_wait_s()))
+        return min(LONGEST_RETRY_S, max(1.0, sum(job.work_s for job in self._queued), self._blocks_wait_s()))
 
     def _blocks_wait_s(self) -> float:
         """When running sequences, each to the end of its budget, have given back what the first in the queue needs."""

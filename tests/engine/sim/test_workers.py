@@ -65,3 +65,31 @@ def test_they_end_with_who_started_them() -> None:
         parent.kill()
     assert started
     assert psutil.wait_procs(started, timeout=30)[1] == []
+
+
+@pytest.mark.slow
+def test_an_interrupt_while_they_start_neither_hangs_nor_prints_a_traceback() -> None:
+    """A terminal sends it to all of them; those that died of it before they were ready once made the pool hang."""
+    program = textwrap.dedent(
+        """
+        import asyncio, os, signal
+        from tests.engine.sim.test_workers import JOB, scene, workers
+
+        async def main():
+            async with workers(scene(5), 2) as run:
+                jobs = [asyncio.create_task(run(JOB)) for _ in range(20)]
+                await asyncio.sleep(0)
+                os.killpg(0, signal.SIGINT)
+                await asyncio.gather(*jobs)
+
+        if __name__ == "__main__":
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            try:
+                asyncio.run(main())
+            except KeyboardInterrupt:
+                print("interrupted")
+        """
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, start_new_session=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")

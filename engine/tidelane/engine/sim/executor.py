@@ -130,21 +130,20 @@ class VirtualExecutor:
         """End the decode step under way and launch the same again, up to `most` times and as long as they end before
         `until_s`; what ended, without samples. The last one launched is under way."""
         ended: list[Completion] = []
-        while len(ended) < most and self._decode is not None and self._decode.end_s < until_s:
-            step, decode = self._decode, self._decode.decode
-            assert decode is not None
-            assert self._prefill is None
-            if not ended:
-                batch = len(decode.ids)
-                context = sum([self._sequences[i].computed for i in decode.ids])
-            self._note(step.end_s)
-            ended.append(Completion(decode, None, step.units, step.started_s, step.end_s))
+        step = self._decode
+        if step is None or step.decode is None or most < 1:
+            return ended
+        assert self._prefill is None
+        batch, units = len(step.decode.ids), step.units
+        context = sum([self._sequences[i].computed for i in step.decode.ids])
+        while len(ended) < most and step.end_s < until_s:
+            begun_s = step.end_s
+            self._note(begun_s)
+            ended.append(Completion(step.decode, None, units, step.started_s, begun_s))
             self.launches += 1
             work = decode_work(batch, context + batch * len(ended))
-            seconds = self._times.seconds(Phase.DECODE, step.units, work) * self._noise.factor() + self._overhead_s
-            self._decode = _Launch(
-                decode, None, step.units, step.end_s, seconds, step.end_s, step.end_s + seconds, step.slowdown
-            )
+            seconds = self._times.seconds(Phase.DECODE, units, work) * self._noise.factor() + self._overhead_s
+            step = self._decode = _Launch(step.decode, None, units, begun_s, seconds, begun_s, begun_s + seconds)
         return ended
 
     def forget(self, job: int) -> None:

@@ -23,6 +23,7 @@ class WorkerDied(RuntimeError):
 
 
 # What a process of the pool runs jobs in: given to it once, as it starts, since it may hold a trace of many megabytes.
+# A global, since a pool has no other place for what its processes keep.
 _scene: Scene | None = None
 
 
@@ -34,7 +35,6 @@ async def workers(scene: Scene, processes: int) -> AsyncIterator[Run]:
         return
     # Spawned: a fork would copy the threads of progress bars in whatever state they are.
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin, (scene,))
-
     loop = asyncio.get_running_loop()
 
     async def run(job: Job) -> Figures:
