@@ -129,6 +129,8 @@ def test_plan(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert " more traffic until it is 90%" in told
     assert run("plan", *words, "--slo", "ttft=1ms,tpot=1ms") == 1
     assert "In no mode" in capsys.readouterr().out
+    assert run("plan", *words, "--scale", "1000000") == 2
+    assert "GPUs, above 1024: plan for a part of the traffic" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -150,6 +152,9 @@ def test_plan(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
         ("simulate", "--limit -3", "--limit: '-3' must be a whole number, 1 or more"),
         ("simulate", "--seed x", "--seed: 'x' must be a whole number, 0 or more"),
         ("simulate", "--rate 0", "--rate: '0' must be a number above 0"),
+        ("simulate", "--refine -5", "--refine: '-5' must be a whole number, 0 or more"),
+        ("simulate", "--late refuse --order own", "--late: it is ours that refuses: add it to --order"),
+        ("simulate", "--measured . --sweep", "--measured: brings its own requests and policy: leave out --trace,"),
         ("simulate", "--rates 1,2", "--rates: needs --sweep"),
         ("simulate", "--sweep --rates 1,two", "--rates: 'two' must be a number above 0"),
         ("simulate", "--sweep --rate 2", "--rate: is for one rate alone"),
@@ -162,7 +167,6 @@ def test_plan(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
             "--html: /tmp/../tmp/a.out is the file of --json as well",
         ),
         ("simulate", "--json nowhere/a.json", "--json: nowhere/a.json: there is no folder nowhere"),
-        ("simulate", "--measured nowhere", "nowhere/meta.json"),
         ("simulate", "--overhead 1", "--overhead: '1' is no duration"),
         ("simulate", "--processes 0", "--processes: '0' must be"),
         ("plan", "--attainment 101", "--attainment: '101' must be per cent, from 1 to 100"),
@@ -188,6 +192,11 @@ def test_what_is_wrong_is_said_in_one_line(
 def _option(text: str) -> list[str]:
     name, _, value = text.removeprefix("--").partition(" ")
     return [f"--{name}={value}" if value else f"--{name}"]
+
+
+def test_a_measured_run_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("simulate", *MODEL, "--measured", "nowhere") == 2
+    assert "nowhere/meta.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("missing", ["trace", "model", "gpu", "slo"])

@@ -36,6 +36,7 @@ from tools.live.rig import (
     refusing,
     running_engine,
     tidelane,
+    write_measurement,
 )
 
 from tidelane.cli.targets import parse_slo
@@ -86,7 +87,7 @@ def main() -> int:
     simulated = {mode: _simulated(mode, traffic, _slower(machine, paces[mode]), slo) for mode in args.modes}
     _show(traffic, profile, live, simulated, paces)
     if args.json is not None:
-        document = {
+        figures = {
             "slo": asdict(slo),
             "requests": len(traffic.arrivals),
             "load_average": os.getloadavg(),
@@ -95,7 +96,7 @@ def main() -> int:
                 for mode in args.modes
             },
         }
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
+        write_measurement(args.json, figures)
     return 0
 
 

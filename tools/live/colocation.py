@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import sys
 import time
@@ -23,7 +22,16 @@ from statistics import median
 
 from rich.console import Console
 from rich.table import Table
-from tools.live.rig import NAME, above_zero, mode, one_or_more, parser, refusing, running_service
+from tools.live.rig import (
+    NAME,
+    above_zero,
+    mode,
+    one_or_more,
+    parser,
+    refusing,
+    running_service,
+    write_measurement,
+)
 
 from tidelane.cli.interrupts import run_interruptible
 from tidelane.cli.targets import parse_slo
@@ -75,8 +83,8 @@ def main() -> int:
             runs.append(run)
     _show(console, runs, args)
     if args.json is not None:
-        document = {"slo": asdict(slo), "mode": args.mode, "runs": [asdict(run) for run in runs]}
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
+        figures = {"slo": asdict(slo), "mode": args.mode, "runs": [asdict(run) for run in runs]}
+        write_measurement(args.json, figures)
     return 0
 
 

@@ -10,7 +10,6 @@ does against the better of the baselines. ChunkedPrefill tunes its chunk to the 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from tools.live.rig import (
     parser,
     refusing,
     running_service,
+    write_measurement,
 )
 
 from tidelane.cli.interrupts import run_interruptible
@@ -71,13 +71,13 @@ def main() -> int:
             console.print(f"{mode}, repeat {repeat + 1}: {served}", highlight=False, soft_wrap=True)
     _show(console, runs, args)
     if args.json is not None:
-        document = {
+        figures = {
             "slo": asdict(slo),
             "kinds": [asdict(kind) for kind in kinds],
             "seconds": args.seconds,
             "modes": {mode: [asdict(each) for each in repeats] for mode, repeats in runs.items()},
         }
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
+        write_measurement(args.json, figures)
     return 0
 
 

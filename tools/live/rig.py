@@ -6,8 +6,10 @@ Both are child processes, from ready to their clean end.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import math
+import platform
 import signal
 import socket
 import subprocess
@@ -16,6 +18,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,6 +29,7 @@ from google.protobuf import json_format
 from tidelane.cli.targets import BadOption
 from tidelane.engine.bench.traffic import Kind
 from tidelane.engine.slo import Slo
+from tidelane.engine.whole_file import write_whole
 from tidelane.operator.quantities import format_duration
 from tidelane.rpc.wire import ExecutionMode, Objective, objective_to_wire
 
@@ -62,6 +66,14 @@ def refusing(main: Callable[[], int]) -> int:
     except BadOption as error:
         print(error, file=sys.stderr)
         return 2
+
+
+def write_measurement(path: Path, figures: dict[str, Any]) -> None:
+    """`figures`, and when and with what they were measured."""
+    versions = {name: importlib.metadata.version(name) for name in ("tidelane", "torch")}
+    versions["python"] = platform.python_version()
+    document = {"measured": datetime.now(tz=UTC).date().isoformat(), "versions": versions, **figures}
+    write_whole(path, json.dumps(document, indent=1) + "\n")
 
 
 def above_zero(text: str) -> float:

@@ -27,6 +27,7 @@ from tidelane.engine.sim import report as comparison
 from tidelane.engine.sim.page import page
 from tidelane.engine.sim.served import result_of
 from tidelane.engine.slo import Slo
+from tidelane.engine.whole_file import write_whole
 
 _DESCRIPTION = """Sends chat requests when they are due, however the server fares, and reports TTFT, TPOT, token gaps,
 and, against targets, attainment and goodput. Targets are those of the server, if it is Tidelane's, unless given. The
@@ -159,6 +160,6 @@ def _write(args: argparse.Namespace, traffic: Traffic, run: LoadRun, report: Rep
     )
     if args.json is not None:
         whole = comparison.as_json(header, [result]) | {"report": as_json(report)}
-        args.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        write_whole(args.json, json.dumps(whole, indent=1) + "\n")
     if args.html is not None:
-        args.html.write_text(page(header, [result]), encoding="utf-8")
+        write_whole(args.html, page(header, [result]))

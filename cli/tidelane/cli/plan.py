@@ -24,7 +24,7 @@ from tidelane.engine.bench.tables import seconds
 from tidelane.engine.scheduling.policies import OrderName
 from tidelane.engine.sim.contestants import contestants
 from tidelane.engine.sim.machine import DoesNotFit
-from tidelane.engine.sim.planning import MODES, Sizing, best, size_all
+from tidelane.engine.sim.planning import MODES, Sizing, TooManyGpus, best, size_all
 from tidelane.engine.sim.workers import WorkerDied
 
 _DESCRIPTION = """Finds, in virtual time, the execution mode and the number of GPUs with which enough of a trace's
@@ -73,6 +73,9 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("tidelane plan: stopped", file=sys.stderr)
         return 130
+    except TooManyGpus as error:
+        print(f"tidelane plan: --scale: {error}: plan for a part of the traffic", file=sys.stderr)
+        return 2
     except WorkerDied as error:
         print(f"tidelane plan: {error}", file=sys.stderr)
         return 1

@@ -13,6 +13,8 @@ from rich.table import Table
 
 from tidelane.cli.compute import add_compute_arguments
 from tidelane.cli.numbers import positive_seconds
+from tidelane.cli.targets import BadOption
+from tidelane.cli.traces import check_output
 
 if TYPE_CHECKING:  # it imports torch, and `--help` should not wait for that
     from tidelane.engine.profiling.verdict import Finding, Verdict
@@ -56,9 +58,12 @@ def run(args: argparse.Namespace) -> int:
     from tidelane.engine.profiling.machine import profile
     from tidelane.engine.profiling.verdict import TooFewPoints
 
-    if args.out is not None and not args.out.parent.is_dir():
-        print(f"tidelane profile: --out {args.out}: there is no folder {args.out.parent}", file=sys.stderr)
-        return os.EX_USAGE
+    if args.out is not None:
+        try:
+            check_output("--out", args.out)
+        except BadOption as error:
+            print(f"tidelane profile: {error}", file=sys.stderr)
+            return 2
     config = ComputeConfig(
         model=args.model,
         model_store=args.model_store or default_store(),
@@ -80,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         write_profile(out, profiled.verdict.profile)
     except CannotServe as error:
         print(f"tidelane profile: {error}", file=sys.stderr)
-        return os.EX_CONFIG
+        return 2
     except TooFewPoints as error:
         print(f"tidelane profile: {error}; give it longer with --seconds", file=sys.stderr)
         return 1

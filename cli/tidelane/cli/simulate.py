@@ -31,6 +31,7 @@ from tidelane.cli.targets import BadOption
 from tidelane.cli.traces import check_outputs
 from tidelane.engine.bench.meter import Meter
 from tidelane.engine.bench.tables import duration
+from tidelane.engine.scheduling.policies import OrderName
 from tidelane.engine.sim.contestants import POLICIES, contestants
 from tidelane.engine.sim.machine import DoesNotFit
 from tidelane.engine.sim.page import page
@@ -38,6 +39,7 @@ from tidelane.engine.sim.report import Header, as_json, attainment_table, goodpu
 from tidelane.engine.sim.sweep import GRID, Effort, Result, sweep
 from tidelane.engine.sim.workers import WorkerDied
 from tidelane.engine.slo import Timeline, percentile
+from tidelane.engine.whole_file import write_whole
 
 _DESCRIPTION = """Replays a trace in virtual time under one scheduling policy after another, with the code that serves
 live, and reports how many requests meet their targets. Rates and goodput are requests a second for each GPU;
@@ -46,6 +48,7 @@ disaggregated counts the GPUs of both phases. With --sweep it runs six rates and
 _EPILOG = """The chunk size of chunked and the border of static are tuned for each rate, on the first --tune requests.
 With --measured DIR it replays a measured run of vLLM instead: it fits the prior to its first third and reports how
 near the whole comes; give --model and --gpu with it."""
+_NOT_WITH_MEASURED = ("trace", "format", "limit", "slo", "sweep", "rates", "rate", "html")
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -86,7 +89,10 @@ def run(args: argparse.Namespace) -> int:
             return _against_measured(args)
         told = scenario(args)
         told = replace(told, scene=replace(told.scene, refuse_late=args.late == "refuse"))
-        competing = contestants(parse_policies(args.policies), parse_orders(args.order))
+        orders = parse_orders(args.order)
+        if told.scene.refuse_late and OrderName.OURS not in orders:
+            raise BadOption("--late: it is ours that refuses: add it to --order, or leave --late out")
+        competing = contestants(parse_policies(args.policies), orders)
         effort = _effort(args, told)
         workers = processes(args)
     except (ValueError, OSError, DoesNotFit) as error:
@@ -114,9 +120,9 @@ def run(args: argparse.Namespace) -> int:
     _show(header, results)
     try:
         if args.json is not None:
-            args.json.write_text(json.dumps(as_json(header, results), indent=1) + "\n", encoding="utf-8")
+            write_whole(args.json, json.dumps(as_json(header, results), indent=1) + "\n")
         if args.html is not None:
-            args.html.write_text(page(header, results), encoding="utf-8")
+            write_whole(args.html, page(header, results))
     except OSError as error:
         print(f"tidelane simulate: the figures above could not be written: {error}", file=sys.stderr)
         return 1
@@ -126,6 +132,7 @@ def run(args: argparse.Namespace) -> int:
 def _effort(args: argparse.Namespace, told: Scenario) -> Effort:
     gpus = whole_number("--gpus", args.gpus, at_least=1)
     tune = whole_number("--tune", args.tune, at_least=1)
+    refine = whole_number("--refine", args.refine)
     if not args.sweep:
         if args.rates is not None:
             raise BadOption("--rates: needs --sweep; for a single rate give --rate")
@@ -138,7 +145,7 @@ def _effort(args: argparse.Namespace, told: Scenario) -> Effort:
     else:
         saturation = told.scene.saturation(tune)
         rates = tuple(float(f"{saturation * part:.3g}") for part in GRID)
-    return Effort(rates, tune, whole_number("--refine", args.refine), gpus)
+    return Effort(rates, tune, refine, gpus)
 
 
 def _header(args: argparse.Namespace, told: Scenario, effort: Effort) -> Header:
@@ -183,6 +190,9 @@ def _show(header: Header, results: Sequence[Result]) -> None:
 def _against_measured(args: argparse.Namespace) -> int:
     from tidelane.engine.sim.measured import corrected, fitted, read_run, simulated
 
+    unused = [f"--{name}" for name in _NOT_WITH_MEASURED if getattr(args, name)]
+    if unused:
+        raise BadOption(f"--measured: brings its own requests and policy: leave out {', '.join(unused)}")
     measured = read_run(args.measured)
     with Meter(Console(stderr=True), f"Fitting to the first third of {len(measured.timelines)} requests"):
         one = machine(args)
@@ -197,7 +207,7 @@ def _against_measured(args: argparse.Namespace) -> int:
         table.add_row(name, duration(real_s), duration(virtual_s), f"{virtual_s / real_s - 1:+.1%}")
     if args.json is not None:
         rows = {name: {"measured_s": figures[0][name], "simulated_s": figures[1][name]} for name in figures[0]}
-        args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        write_whole(args.json, json.dumps(rows, indent=1) + "\n")
     console = Console()
     console.print(
         f"Fitted: {costs.linear:.2f} times the prior's weights and arithmetic, {costs.context:.2f} times its reading "

@@ -27,21 +27,26 @@ def replayed(path: Path, form: str | None, limit: int | None, seed: int) -> tupl
 
 
 def check_outputs(json: Path | None, html: Path | None, trace: Path | None = None) -> None:
-    """Before the work, not after it: that each can be written, to a file of its own that is not the `trace` read."""
+    """That each can be written, to a file of its own that is not the `trace` read."""
     taken = {} if trace is None else {trace.resolve(): "--trace"}
     for option, path in (("--json", json), ("--html", html)):
         if path is None:
             continue
-        if not path.absolute().parent.is_dir():
-            raise BadOption(f"{option}: {path}: there is no folder {path.parent}: make it first")
         if path.resolve() in taken:
             raise BadOption(f"{option}: {path} is the file of {taken[path.resolve()]} as well: name another one")
         taken[path.resolve()] = option
-        existed = path.exists()
-        try:
-            with path.open("ab"):
-                pass
-        except OSError as error:
-            raise BadOption(f"{option}: {path} cannot be written: {error.strerror}") from error
-        if not existed:
-            path.unlink()
+        check_output(option, path)
+
+
+def check_output(option: str, path: Path) -> None:
+    """Before the work, not after it: that the file can be written."""
+    if not path.absolute().parent.is_dir():
+        raise BadOption(f"{option}: {path}: there is no folder {path.parent}: make it first")
+    existed = path.exists()
+    try:
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise BadOption(f"{option}: {path} cannot be written: {error.strerror}") from error
+    if not existed:
+        path.unlink()

@@ -81,7 +81,7 @@ def test_interrupted_it_leaves_nothing(command: list[str], tmp_path: Path) -> No
 def test_what_cannot_be_is_said_before_the_model_is_loaded(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*command, "--out", str(tmp_path / "none" / "p.json")]) == os.EX_USAGE
+    assert main([*command, "--out", str(tmp_path / "none" / "p.json")]) == 2
     assert f"there is no folder {tmp_path}/none" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([*command, "--seconds", "nan"])
@@ -89,5 +89,5 @@ def test_what_cannot_be_is_said_before_the_model_is_loaded(
 
 
 def test_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", "--model", f"file://{tmp_path}/none"]) == os.EX_CONFIG
+    assert main(["profile", "--model", f"file://{tmp_path}/none"]) == 2
     assert "does not exist" in capsys.readouterr().err

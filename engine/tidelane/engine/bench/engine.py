@@ -16,6 +16,7 @@ from tidelane.engine.bench.meter import Meter
 from tidelane.engine.bench.ratio import Ratio
 from tidelane.engine.errors import CannotServe
 from tidelane.engine.lanes.spinning import limit_spinning
+from tidelane.engine.whole_file import write_whole
 
 CASES = ("single-stream", "batching", "loop-work", "lanes", "decisions", "handover", "http")
 
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     if args.json:
-        args.json.write_text(json.dumps([_plain(ratio) for ratio in ratios], indent=2) + "\n", encoding="utf-8")
+        write_whole(args.json, json.dumps([_plain(ratio) for ratio in ratios], indent=2) + "\n")
     return exit_code(ratios, strict=args.strict)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import date
@@ -17,6 +15,7 @@ from tidelane.engine.estimation.estimates import Contention, Estimates, Phase
 from tidelane.engine.estimation.fields import Field, WrongField, parse
 from tidelane.engine.estimation.guard import LARGEST_SLOWDOWN, Cell, GuardTable
 from tidelane.engine.estimation.passes import PassTimes, RelativeError
+from tidelane.engine.whole_file import write_whole
 
 T = TypeVar("T")
 
@@ -72,18 +71,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def write_profile(path: Path, profile: Profile) -> None:
-    """Replace the file at once: whoever reads it meanwhile finds the old one or the new one, whole."""
-    text = json.dumps(_document(profile), indent=1) + "\n"
-    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(unfinished).replace(path)
-    except BaseException:
-        Path(unfinished).unlink(missing_ok=True)
-        raise
+    write_whole(path, json.dumps(_document(profile), indent=1) + "\n")
 
 
 def _document(profile: Profile) -> dict[str, Any]:

@@ -24,8 +24,14 @@ MODES = {
 }
 _PROBES = 5
 _MOST_RAISES = 6
+# A larger fleet is no longer one service; and it would be simulated engine by engine.
+MOST_GPUS = 1024
 # Requests by which a first guess at a GPU's capacity is made.
 SATURATION_REQUESTS = 600
+
+
+class TooManyGpus(ValueError):
+    """Plan for less traffic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ async def size_all(
 ) -> tuple[Sizing | None, ...]:
     """For each of `competing`, what it needs for `level` of attainment; None where no number of GPUs would do.
 
+    Raises TooManyGpus.
     `tell` hears how many runs are done.
     """
     done = 0
@@ -92,6 +99,8 @@ async def _size(
         return None
     # Engines that share one stream of requests do better than one with its part of it: so from here on by runs.
     too_few, machines = 0, max(1, math.ceil(demand_rps / (alone * each)))
+    if machines * each > MOST_GPUS:
+        raise TooManyGpus(f"{demand_rps:.3g} requests a second need some {machines * each} GPUs, above {MOST_GPUS}")
     figures = await run_on(machines)
     for _ in range(_MOST_RAISES):
         if figures.attainment >= level:
