@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -155,6 +156,37 @@ async def test_200_clients_that_leave_free_all_blocks_and_disturb_nobody(served:
     # Another batch sums in another order, so that a near-tie may flip late in a text; the beginnings must agree.
     assert [text[:80] for text in undisturbed] == [text[:80] for text in expected]
     await served.until_idle()
+
+
+async def test_the_next_turn_of_a_conversation_finds_its_history(served: Served) -> None:
+    await served.until_ready()
+    turn = {"role": "user", "content": "Tell me of the tides. " * 20}
+    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", timeout=300) as client:
+
+        async def ask(messages: list[Any], **extra: str) -> tuple[str, int, int]:
+            answer = await client.chat.completions.create(
+                model="chat",
+                messages=messages,
+                max_tokens=40,
+                temperature=0,
+                extra_body={"ignore_eos": True, **extra},
+            )
+            assert answer.usage is not None
+            assert answer.usage.prompt_tokens_details is not None
+            cached = answer.usage.prompt_tokens_details.cached_tokens
+            return answer.choices[0].message.content or "", answer.usage.prompt_tokens, cached or 0
+
+        first, prompt_tokens, cached = await ask([turn])
+        assert cached == 0
+        # Half a token may be the end of the first answer and the beginning of what is said next.
+        history = [turn, {"role": "assistant", "content": first}, {"role": "user", "content": "Go on."}]
+        _, _, cached = await ask(history)
+        assert cached >= prompt_tokens // 16 * 16
+        assert (await ask([turn]))[::2] == (first, (prompt_tokens - 1) // 16 * 16)
+        assert (await ask([turn], cache_salt="another"))[::2] == (first, 0)
+    await served.until_idle()
+    hits = await served.metric("prefix_cache_hits_total")
+    assert hits >= 2 * (prompt_tokens // 16 * 16)
 
 
 async def within_two_seconds(client: httpx.AsyncClient, prompt: str) -> httpx.Response:

@@ -15,6 +15,7 @@ import asyncio
 import os
 import sys
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -128,7 +129,8 @@ async def _run(
             working.create_task(work())
         if rate_rps:
             traffic = poisson([Kind("chat", rate_rps, PROMPT, ANSWER)], seconds, seed)
-            run = await generate(url, NAME, traffic)
+            # Prompts of its own, or it would find the KV of the run before.
+            run = await generate(url, NAME, traffic, seed=zlib.crc32(f"{what} {seed}".encode()))
             interactive = run.outcomes
             total = summarise(run, traffic.duration_s, slo).total
             assert total.attainment is not None

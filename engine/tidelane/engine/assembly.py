@@ -25,6 +25,7 @@ from tidelane.engine.execution.starting import find_profile, starting_estimates
 from tidelane.engine.gpu import calibrate_gpu, cuda_executor, gpu_key, open_gpu
 from tidelane.engine.handover.opening import Cores, open_sides
 from tidelane.engine.kv.device import DevicePool
+from tidelane.engine.kv.keys import TokenNames
 from tidelane.engine.kv.layout import KVLayout
 from tidelane.engine.lanes.cores import CpuLanes, leave_compute_to_lanes
 from tidelane.engine.lanes.green import widen_queues
@@ -32,7 +33,7 @@ from tidelane.engine.lanes.partition import PartitionTable, partition_table
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.loop import Loop
 from tidelane.engine.model.forward import SlicedModel
-from tidelane.engine.model.loading import LoadedModel, load
+from tidelane.engine.model.loading import LoadedModel, kv_namespace, load
 from tidelane.engine.model.store import resolve
 from tidelane.engine.reports import scheduling_objective
 from tidelane.engine.scheduling.plan import Scheduler
@@ -83,6 +84,8 @@ class _Compute:
     policies: Mapping[str, Scheduler]
     estimates: Estimates
     executor: Callable[[Mapping[str, Sequence], Callable[[], None]], Executor]
+    # Whether a prompt may begin with blocks that another has computed.
+    shares: bool = True
 
 
 def load_parts(config: ComputeConfig) -> Parts:
@@ -119,6 +122,7 @@ def assemble(
         objective=scheduling_objective(room.objective),
         estimates=compute.estimates,
         ended=window.add,
+        names=TokenNames(kv_namespace(loaded.facts), layout.block_tokens) if compute.shares else None,
     )
     executor = compute.executor(ledger.sequences, wakeup.notify)
     usage = Usage(compute.table.units, time.monotonic())
@@ -185,7 +189,15 @@ def _apart(config: ServeConfig, notify: Callable[[], None]) -> _Compute:
     )
     policies = apart_policies(cores.partition)
     return _Compute(
-        folder, loaded, sides.model.layers, sides.pool.blocks, cores.table, policies, sides.estimates, sides.executor
+        folder,
+        loaded,
+        sides.model.layers,
+        sides.pool.blocks,
+        cores.table,
+        policies,
+        sides.estimates,
+        sides.executor,
+        shares=False,  # what decode holds, the other process would have to get first
     )
 
 

@@ -152,7 +152,9 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     running: int
     waiting: int
     kv_blocks_total: int
-    kv_blocks_free: int
+    kv_blocks_free: int  # that can be had
+    kv_blocks_idle: int  # those of them that hold what a prompt may begin with
+    kv_evictions: int  # idle blocks that made room for others
     preemptions: int
     lane_moves: int
     compute_units: int

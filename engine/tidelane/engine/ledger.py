@@ -9,12 +9,14 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from types import MappingProxyType
+from typing import Protocol
 
 from tidelane.engine.channel import Accepted, RefusalReason, Refused, ToFront, Tokens
 from tidelane.engine.estimation.estimates import Estimates, Phase
 from tidelane.engine.estimation.passes import NO_WORK, PassWork, decode_work, prefill_work
 from tidelane.engine.execution.executor import Completion, Event, PrefillBack, PrefillLost, Sampled
-from tidelane.engine.kv.blocks import BlockPool
+from tidelane.engine.kv.device_blocks import DeviceBlocks
+from tidelane.engine.kv.keys import Key
 from tidelane.engine.lanes.partition import PartitionTable
 from tidelane.engine.learning import Learner
 from tidelane.engine.request import FLEX_RANK, FinishReason, NewToken, Request
@@ -43,15 +45,20 @@ def _due(job: Queued) -> tuple[int, float, str]:
     return (job.priority[0], job.ttft_due_s, job.id)
 
 
-def _nothing_cached(_: Request) -> int:
-    return 0
+class BlockNames(Protocol):
+    """What the blocks of a sequence are called, so that those with equal contents are known to be."""
+
+    def extend(self, keys: list[Key], request: Request, tokens: list[int], blocks: int) -> None:
+        """Append to `keys`, those of the first whole blocks of `tokens`, until there are `blocks`; or fewer, where some
+        have no name."""
+        ...
 
 
 class Ledger:
     """`ended` hears of each request that ran to its end: its timeline (None: without a token) and its targets.
 
-    `estimates` are where predictions start; what launches take corrects them. `cached_tokens` says how much of a prompt
-    needs no computing.
+    `estimates` are where predictions start; what launches take corrects them. Without `names` no two sequences share a
+    block.
     """
 
     def __init__(
@@ -65,7 +72,7 @@ class Ledger:
         objective: Objective,
         estimates: Estimates,
         ended: Callable[[Timeline | None, Slo], None],
-        cached_tokens: Callable[[Request], int] = _nothing_cached,
+        names: BlockNames | None = None,
     ) -> None:
         self.objective = objective
         self.draining = False
@@ -74,7 +81,7 @@ class Ledger:
         self._progress_s = 0.0  # when a launch last started or ended
         self.steps = 0  # launches that ended: decode steps and prefill slices
         self.flight = Flight()
-        self.pool = BlockPool(blocks)
+        self.pool = DeviceBlocks(blocks)
         self._table = table
         self._layers = layers
         self._block_tokens = block_tokens
@@ -90,7 +97,7 @@ class Ledger:
         self._no_prefill_since_s: float | None = None
         self._next_job = 1
         self._learner = Learner(estimates, layers)
-        self._cached_tokens = cached_tokens
+        self._names = names
         # What `state` shows of the running sequences, until one of them changes. (The blocks that a step's sequences
         # get do not count: nobody asks while it runs.)
         self._view: tuple[tuple[Prefilling, ...], tuple[Decoding, ...]] | None = None
@@ -129,13 +136,14 @@ class Ledger:
         return messages
 
     def state(self) -> State:
+        self._renew_queued()
         if self._view is None:
             self._view = self._look()
         prefilling, decoding = self._view
         return State(
             table=self._table,
             layers=self._layers,
-            pool=PoolState(self.pool.free, self._block_tokens),
+            pool=self._pool_state(len(decoding)),
             objective=self.objective,
             estimates=self.estimates,
             flight=self.flight,
@@ -200,8 +208,7 @@ class Ledger:
             self._progress_s = now_s
         for sequence_id in plan.preempt:
             self._preempt(self._sequences[sequence_id])
-        for sequence_id in plan.admit:
-            self._admit(self._sequences[sequence_id])
+        self._admit([self._sequences[sequence_id] for sequence_id in plan.admit])
         if plan.decode is not None:
             for sequence_id in plan.decode.ids:
                 self._grow(self._sequences[sequence_id])
@@ -249,9 +256,12 @@ class Ledger:
             return
         if touched:
             self._view = None
+        failed = {sampled.id for sampled in completion.sampled if sampled.failed}
         for sequence_id, computed in touched:
             sequence = self._sequences[sequence_id]
             sequence.computed, sequence.seen = computed, None
+            if sequence_id not in failed:
+                self._publish(sequence)
         for sampled in completion.sampled:
             self._take_sample(self._sequences[sampled.id], sampled, now_s)
 
@@ -295,6 +305,13 @@ class Ledger:
         return job
 
     # ---- how --------------------------------------------------------------------------------------------------
+
+    def _pool_state(self, decoding: int) -> PoolState:
+        free = self.pool.free
+        if free >= decoding or self._names is None:
+            return PoolState(free, self._block_tokens)
+        shared = {sequence.id: self.pool.shared(sequence.blocks) for sequence in self._running}
+        return PoolState(free, self._block_tokens, {name: blocks for name, blocks in shared.items() if blocks})
 
     def _look(self) -> tuple[tuple[Prefilling, ...], tuple[Decoding, ...]]:
         prefilling: list[Prefilling] = []
@@ -354,30 +371,68 @@ class Ledger:
         return wait_s
 
     def _enqueue(self, sequence: Sequence) -> Queued:
-        tokens = len(sequence.tokens)
-        cached = min(self._cached_tokens(sequence.request), tokens - 1)
-        work = prefill_work(((cached, tokens),))
-        sequence.work_s = self.estimates.seconds(Phase.PREFILL, self._table.units, work)
-        job = Queued(sequence.id, sequence.priority, tokens, sequence.ttft_due_s, sequence.work_s, cached)
+        if self._names is not None:
+            keys = self._findable(sequence, self._names)
+            self.pool.present.follow(sequence.id, keys)
+            self.pool.held.follow(sequence.id, keys)
+        job = self._job(sequence)
         insort(self._queued, job, key=_PRIORITY)
         insort(self._queued_by_due, job, key=_due)
         return job
+
+    def _findable(self, sequence: Sequence, names: BlockNames) -> list[Key]:
+        """The names of its blocks that need no computing if they are there; at least one token is left to compute."""
+        if sequence.request.sampling.prompt_logprobs is not None and not sequence.prompt_logprobs_sent:
+            return []  # what KV does not tell
+        blocks = (len(sequence.tokens) - 1) // self._block_tokens
+        names.extend(sequence.keys, sequence.request, sequence.tokens, blocks)
+        return sequence.keys[:blocks]
+
+    def _job(self, sequence: Sequence) -> Queued:
+        tokens, cached, shared = len(sequence.tokens), 0, 0
+        if self._names is not None:
+            cached = self.pool.present.reached(sequence.id) * self._block_tokens
+            shared = self.pool.held.reached(sequence.id)
+        work = prefill_work(((cached, tokens),))
+        sequence.work_s = self.estimates.seconds(Phase.PREFILL, self._table.units, work)
+        return Queued(sequence.id, sequence.priority, tokens, sequence.ttft_due_s, sequence.work_s, cached, shared)
+
+    def _renew_queued(self) -> None:
+        """Where more or less of a waiting prompt is there by now."""
+        for name in self.pool.present.take_moved() | self.pool.held.take_moved():
+            sequence = self._sequences[name]
+            at = bisect_left(self._queued, sequence.priority, key=_PRIORITY)
+            old, new = self._queued[at], self._job(sequence)
+            self._queued[at] = new
+            self._queued_by_due[bisect_left(self._queued_by_due, _due(old), key=_due)] = new
+            if name in self._newcomers:
+                self._newcomers[name] = new
 
     def _dequeue(self, sequence: Sequence) -> Queued | None:
         at = bisect_left(self._queued, sequence.priority, key=_PRIORITY)
         if at == len(self._queued) or self._queued[at].id != sequence.id:
             return None
+        if self._names is not None:
+            self.pool.present.leave(sequence.id)
+            self.pool.held.leave(sequence.id)
         job = self._queued.pop(at)
         del self._queued_by_due[bisect_left(self._queued_by_due, _due(job), key=_due)]
         return job
 
-    def _admit(self, sequence: Sequence) -> None:
-        job = self._dequeue(sequence)
-        assert job is not None
-        insort(self._running, sequence, key=_PRIORITY)
-        self._view = None
-        sequence.computed, sequence.seen = job.cached, None
-        sequence.blocks = self.pool.allocate(self._blocks_for(len(sequence.tokens) + 1))
+    def _admit(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            job = self._dequeue(sequence)
+            assert job is not None
+            insort(self._running, sequence, key=_PRIORITY)
+            self._view = None
+            sequence.computed, sequence.seen, sequence.found = job.cached, None, job.cached
+            sequence.published = job.cached // self._block_tokens
+            if sequence.found_at_first is None:
+                sequence.found_at_first = job.cached
+            sequence.blocks = self.pool.take(sequence.keys[: sequence.published])
+        # Not before each has what was found of it: room is made of what nobody holds.
+        for sequence in sequences:
+            self._extend(sequence, len(sequence.tokens) + 1)
 
     def _preempt(self, sequence: Sequence) -> None:
         self._requeue(sequence)
@@ -387,7 +442,7 @@ class Ledger:
         """Back to its own place in the queue; what it has generated is kept and computed again."""
         del self._running[bisect_left(self._running, sequence.priority, key=_PRIORITY)]
         self.pool.release(sequence.blocks)
-        sequence.blocks, sequence.computed, sequence.seen = [], 0, None
+        sequence.blocks, sequence.computed, sequence.published, sequence.seen = [], 0, 0, None
         sequence.prompt_logprobs = []
         self._view = None
         self._enqueue(sequence)
@@ -408,9 +463,25 @@ class Ledger:
                 self._requeue(sequence)
 
     def _grow(self, sequence: Sequence) -> None:
-        missing = self._blocks_for(sequence.computed + 1) - len(sequence.blocks)
+        self._extend(sequence, sequence.computed + 1)
+
+    def _extend(self, sequence: Sequence, tokens: int) -> None:
+        """Blocks for so many tokens."""
+        missing = self._blocks_for(tokens) - len(sequence.blocks)
         if missing > 0:
-            sequence.blocks += self.pool.allocate(missing, after=sequence.blocks[-1])
+            last = sequence.blocks[-1] if sequence.blocks else None
+            sequence.blocks += self.pool.allocate(missing, after=last)
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Let others use the blocks that are full by now."""
+        full = sequence.computed // self._block_tokens
+        if self._names is None or full <= sequence.published:
+            return
+        keys, blocks = sequence.keys, sequence.blocks
+        self._names.extend(keys, sequence.request, sequence.tokens, full)
+        for at in range(sequence.published, min(full, len(keys))):
+            blocks[at] = self.pool.publish(keys[at - 1] if at else b"", keys[at], blocks[at])
+        sequence.published = full
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self._block_tokens)
@@ -420,6 +491,7 @@ class Ledger:
             self._release(sequence)
             return
         if sampled.failed:
+            self.pool.forget(sequence.blocks)
             self._finish(sequence, (), FinishReason.ERROR, now_s, "the model's output is not a number")
             return
         if sampled.prompt_logprobs is not None:
@@ -471,6 +543,7 @@ class Ledger:
                 sequence.id,
                 new,
                 now_s,
+                cached_tokens=(sequence.found_at_first or 0) if first else 0,
                 prompt_logprobs=report,
                 prefill_start_s=sequence.prefill_start_s if first else None,
                 finish=finish,

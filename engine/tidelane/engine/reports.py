@@ -31,6 +31,8 @@ def heartbeat(ledger: Ledger, usage: Usage, objective: Objective, now_s: float) 
         waiting=ledger.waiting,
         kv_blocks_total=ledger.pool.total,
         kv_blocks_free=ledger.pool.free,
+        kv_blocks_idle=ledger.pool.idle,
+        kv_evictions=ledger.pool.evictions,
         preemptions=ledger.preemptions,
         lane_moves=usage.border_moves,
         lane_moves_to=dict(usage.moves_to),

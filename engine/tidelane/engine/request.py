@@ -64,7 +64,7 @@ class Request:
     `stop_token_ids` end it (the front puts the model's end-of-text tokens here unless the client said `ignore_eos`);
     stop *strings* are the front's affair, which sees text. `max_new_tokens` may be 0 when only prompt log-probabilities
     are wanted. `arrival_s` is CLOCK_MONOTONIC, which all processes of a machine share. `ttft_s` and `tpot_s` override
-    the service's targets for this request.
+    the service's targets for this request. Only requests of the same `cache_salt` share KV.
     """
 
     id: str
@@ -76,6 +76,7 @@ class Request:
     tier: ServiceTier = ServiceTier.DEFAULT
     ttft_s: float | None = None
     tpot_s: float | None = None
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from tidelane.engine.kv.keys import Key
 from tidelane.engine.request import FinishReason, NewToken, Request, TokenLogprob
 from tidelane.engine.scheduling.plan import Decoding, Prefilling, Priority
 from tidelane.engine.slo import Slo, Timeline
@@ -22,6 +23,12 @@ class Sequence:
     work_s: float = 0.0  # all of its prefill, on the whole device, as predicted
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    # What its whole blocks are called, of prompt and answer; the first `published` of `blocks` have their names.
+    keys: list[Key] = field(default_factory=list)
+    published: int = 0
+    # Tokens that were there when it was admitted, last and first.
+    found: int = 0
+    found_at_first: int | None = None
     # How often each generated token came up: what the penalties of sampling read.
     output_counts: Counter[int] = field(default_factory=Counter)
     # Its view as of its last change: schedulers ask for all of them at each step, and a step changes a few.
@@ -61,7 +68,7 @@ class Sequence:
             assert first_s is not None
             tpot_s = self.slo.tpot_s
             return Decoding(request.id, self.priority, computed, len(self.blocks), tpot_s, first_s + tpot_s * generated)
-        left_s = self.work_s * (known - computed) / known
+        left_s = self.work_s * (known - computed) / (known - self.found)
         return Prefilling(request.id, self.priority, known, computed, self.ttft_due_s, left_s)
 
     def append(self, new: NewToken, now_s: float) -> FinishReason | None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from tidelane.engine.bench.prompts import prompt_of
+from tidelane.engine.bench.prompts import Ruler, prompt_of
 from tidelane.engine.bench.traffic import Arrival, Kind, Traffic, parse_kind, poisson
 
 CHAT = Kind("chat", 5.0, (10, 40), (16, 32))
@@ -70,3 +70,18 @@ def test_prompts_have_their_length_and_share_no_prefix() -> None:
     assert len(first.split()) == len(second.split()) == 50
     assert first == prompt_of(50, "0:1")
     assert first.split()[:4] != second.split()[:4]
+
+
+def test_prompts_of_a_hashed_trace_begin_alike_as_far_as_their_hashes_are_the_same() -> None:
+    ruler = Ruler(template_tokens=0.0, tokens_per_word=2.0)  # 256 words a block
+
+    def words(tokens: int, hash_ids: tuple[int, ...], seed: str) -> list[str]:
+        return ruler.prompt(Arrival(0.0, tokens, 1, hash_ids=hash_ids), seed).split()
+
+    first, second = words(1400, (1, 2, 3), "0:1"), words(1400, (1, 2, 4), "0:2")
+    assert len(first) == len(second) == 700
+    assert first[:512] == second[:512]
+    assert first[512:520] != second[512:520]
+    assert words(1024, (1, 2), "0:3")[:256] == first[:256]
+    # The last token at least is nobody else's.
+    assert words(1024, (1, 2), "0:3")[256:264] != first[256:264]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidelane.engine.channel import ForLoop, RefusalReason, Refused, Submit
+from tidelane.engine.kv.keys import TokenNames
 from tidelane.engine.lanes.partition import Partition
 from tidelane.engine.request import FinishReason, Request, ServiceTier
 from tidelane.engine.scheduling.plan import Objective, PrefillSlice
@@ -29,6 +30,7 @@ def workloads(draw: st.DrawFn) -> list[Request]:
             draw(st.integers(1, 20)),
             arrival_s=draw(st.floats(0, 2)),
             tier=draw(st.sampled_from(ServiceTier)),
+            first=draw(st.sampled_from([0, 0, 7])),
         )
         for i in range(count)
     ]
@@ -41,11 +43,17 @@ def workloads(draw: st.DrawFn) -> list[Request]:
     st.integers(15, 60),
     st.integers(1, 5),
     st.lists(st.tuples(st.integers(0, 60), st.sampled_from(["abort", "switch"]), st.integers(0, 11)), max_size=8),
+    st.sampled_from([None, TokenNames(b"", 4)]),
 )
 def test_every_request_ends_once_with_its_tokens_and_every_block_comes_back(
-    requests: list[Request], policy: str, blocks: int, units: int, events: list[tuple[int, str, int]]
+    requests: list[Request],
+    policy: str,
+    blocks: int,
+    units: int,
+    events: list[tuple[int, str, int]],
+    names: TokenNames | None,
 ) -> None:
-    world = World(policy=policy, units=units, blocks=blocks)
+    world = World(policy=policy, units=units, blocks=blocks, names=names)
     by_turn = sorted(events)
     world.submit(*requests)
     aborted: set[str] = set()

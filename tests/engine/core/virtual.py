@@ -6,12 +6,16 @@ import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from tidelane.engine.channel import Abort, ForLoop, RefusalReason, Refused, Submit, ToFront, Tokens
 from tidelane.engine.estimation.estimates import Contention, Estimates, Phase
 from tidelane.engine.estimation.passes import PassTimes
 from tidelane.engine.execution.executor import Completion, Event, PrefillBack, PrefillLost, Sampled
+from tidelane.engine.execution.watched import WatchedExecutor
+from tidelane.engine.kv.canary import Canary
 from tidelane.engine.lanes.partition import Partition, PartitionTable, partition_table
-from tidelane.engine.ledger import Ledger
+from tidelane.engine.ledger import BlockNames, Ledger
 from tidelane.engine.loop import Loop
 from tidelane.engine.request import FinishReason, NewToken, Request, Sampling, ServiceTier
 from tidelane.engine.scheduling.plan import DecodeBatch, Objective, Plan, PrefillSlice, Scheduler
@@ -77,6 +81,7 @@ class VirtualExecutor:
     fail: Callable[[PrefillSlice | None], bool] = lambda _: False
     launched: list[tuple[float, Plan]] = field(default_factory=list)
     forgotten: list[int] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)  # whose output is no number any more
     _running: list[tuple[float, int, Completion]] = field(default_factory=list)
     _count: int = 0
     _untold: list[Event] = field(default_factory=list)
@@ -141,6 +146,8 @@ class VirtualExecutor:
         return tuple(samples)
 
     def _token(self, sequence_id: str) -> Sampled:
+        if sequence_id in self.broken:
+            return Sampled(sequence_id, None, failed=True)
         # A function of the position alone: what a pre-empted and recomputed sequence gets must not change.
         return Sampled(sequence_id, NewToken(1000 + len(self.sequences[sequence_id].tokens)))
 
@@ -183,6 +190,7 @@ class World:
         policies: dict[str, Scheduler] | None = None,
         table: PartitionTable | None = None,
         fail: Callable[[PrefillSlice | None], bool] = lambda _: False,
+        names: BlockNames | None = None,
     ) -> None:
         self.clock = VirtualClock()
         self.ended: list[tuple[Timeline | None, Slo]] = []
@@ -197,13 +205,15 @@ class World:
             objective=objective or Objective(SLO),
             estimates=true_estimates(units, layers),
             ended=lambda timeline, slo: self.ended.append((timeline, slo)),
+            names=names,
         )
         self.executor = VirtualExecutor(self.clock, units, layers, self.ledger.sequences, fail)
+        canary = Canary(blocks, block_tokens, prints=np.zeros_like)  # there are no bytes
         self.usage = Usage(units, 0.0)
         self.loop = Loop(
             ledger=self.ledger,
             policies=self.policies,
-            executor=self.executor,
+            executor=WatchedExecutor(self.executor, canary, self.ledger.sequences, layers),
             desk=self.desk,
             usage=self.usage,
             clock=self.clock,
@@ -264,13 +274,17 @@ def request(
     arrival_s: float = 0.0,
     tier: ServiceTier = ServiceTier.DEFAULT,
     stop: tuple[int, ...] = (),
+    first: int = 0,
+    salt: str = "",
 ) -> Request:
+    """Prompts of the same `first` token begin alike."""
     return Request(
         id=name,
-        prompt=tuple(range(prompt)),
+        prompt=tuple(range(first, first + prompt)),
         max_new_tokens=new,
         sampling=Sampling(seed=0, temperature=0.0),
         arrival_s=arrival_s,
         tier=tier,
         stop_token_ids=stop,
+        cache_salt=salt,
     )

@@ -374,6 +374,8 @@ class FakeLoop:
             waiting=0,
             kv_blocks_total=100,
             kv_blocks_free=100 - min(100, len(state.running)),
+            kv_blocks_idle=0,
+            kv_evictions=0,
             preemptions=0,
             lane_moves=3,
             compute_units=2,

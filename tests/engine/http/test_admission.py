@@ -188,6 +188,12 @@ def test_service_tier_reaches_the_loop_and_is_told(
     assert loop.submitted[0].tier is tier
 
 
+def test_the_salt_of_a_request_reaches_the_loop(http: httpx.Client, loop: FakeLoop) -> None:
+    assert http.post("/v1/completions", json=BODY | {"cache_salt": "tenant"}).status_code == 200
+    assert http.post("/v1/completions", json=BODY).status_code == 200
+    assert [request.cache_salt for request in loop.submitted] == ["tenant", ""]
+
+
 def test_latency_targets_come_from_headers(http: httpx.Client, loop: FakeLoop) -> None:
     headers = {"x-slo-ttft-ms": "150", "X-SLO-TPOT-MS": "12.5"}
     assert http.post("/v1/completions", json=BODY, headers=headers).status_code == 200

@@ -85,7 +85,9 @@ def test_what_a_mixed_load_leaves_behind(own_front: FrontProcess, tokenizer: Tok
 
 
 def test_what_the_heartbeat_says_is_shown(own_front: FrontProcess) -> None:
-    own_front.loop.set_beat(running=3, waiting=7, kv_blocks_total=200, kv_blocks_free=50, preemptions=9)
+    own_front.loop.set_beat(
+        running=3, waiting=7, kv_blocks_total=200, kv_blocks_free=50, kv_blocks_idle=20, preemptions=9
+    )
     deadline_s = time.monotonic() + PATIENCE_S
     metrics = scrape(own_front.http)
     while metrics.value("num_requests_waiting") != 7:
@@ -94,7 +96,8 @@ def test_what_the_heartbeat_says_is_shown(own_front: FrontProcess) -> None:
     assert metrics.value("num_requests_running") == 3
     assert metrics.value("kv_cache_usage_perc") == 0.75
     assert metrics.value("num_preemptions_total") == 9
-    assert metrics.value("kv_tier_blocks", tier="device", state="used") == 150
+    blocks = {state: metrics.value("kv_tier_blocks", tier="device", state=state) for state in ("used", "idle", "free")}
+    assert blocks == {"used": 150, "idle": 20, "free": 30}
     assert metrics.value("lane_compute_units", lane="decode") == 1
     assert metrics.value("lane_compute_units", lane="prefill") == 1
     assert metrics.value("lane_switches_total") == 3

@@ -153,7 +153,8 @@ async def test_a_bug_is_500_in_the_same_shape(model_folder: Path, workers: HeldW
 
 def beat(time_s: float, *, steps: int, running: int = 0, waiting: int = 0) -> Heartbeat:
     return Heartbeat(
-        time_s=time_s, running=running, waiting=waiting, kv_blocks_total=8, kv_blocks_free=8, preemptions=0,
+        time_s=time_s, running=running, waiting=waiting, kv_blocks_total=8, kv_blocks_free=8, kv_blocks_idle=0,
+        kv_evictions=0, preemptions=0,
         lane_moves=0, compute_units=1, decode_units=0, prefill_units=0, busy_s={}, steps=steps,
         slo=Slo(ttft_s=1, tpot_s=1), mode="mixed",
     )  # fmt: skip

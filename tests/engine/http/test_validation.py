@@ -75,6 +75,8 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
     ({"service_tier": "gold"}, "service_tier"),
+    ({"cache_salt": 5}, "cache_salt"),
+    ({"cache_salt": "a" * 257}, "cache_salt"),
     ({"model": 5}, "model"),
     ({"best_of": 2}, "best_of"),
     ({"tools": [{"type": "function"}]}, "tools"),
@@ -295,3 +297,11 @@ def test_no_body_makes_it_fail(shared_front: FrontProcess, path: str, fields: di
     if response.status_code == 400:
         error_of(response)
     assert http.get("/ready").status_code == 200
+
+
+def test_a_salt_that_is_no_text_is_refused(http: httpx.Client) -> None:
+    """JSON can spell half of a character, which cannot be passed on."""
+    body = json.dumps({"model": "tiny", "prompt": "hi", "cache_salt": "\ud800"})
+    response = http.post(TEXT, content=body.encode(), headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from tidelane.engine.bench.http_stream import Answer, BrokenAnswer, Target, exchange
 from tidelane.engine.bench.outcome import Failure, Outcome
-from tidelane.engine.bench.prompts import Ruler, prompt_of
+from tidelane.engine.bench.prompts import Ruler
 from tidelane.engine.bench.traffic import Arrival
 
 _DONE = b"[DONE]"
@@ -82,7 +82,7 @@ class ChatClient:
     def _body(self, arrival: Arrival, prompt_seed: str) -> bytes:
         body = {
             "model": self.model,
-            "messages": [{"role": "user", "content": prompt_of(self.ruler.words(arrival.input_tokens), prompt_seed)}],
+            "messages": [{"role": "user", "content": self.ruler.prompt(arrival, prompt_seed)}],
             "max_tokens": arrival.output_tokens,
             "temperature": 0,
             "stream": True,

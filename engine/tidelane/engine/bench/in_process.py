@@ -18,11 +18,13 @@ from tidelane.engine.channel import Abort, AboutRequest, Refused, Submit, ToFron
 from tidelane.engine.execution.calibration import calibrate
 from tidelane.engine.execution.cpu import CpuExecutor
 from tidelane.engine.execution.executor import Executor
+from tidelane.engine.execution.watched import WatchedExecutor
 from tidelane.engine.handover.opening import Cores, Sides, open_sides
+from tidelane.engine.kv.canary import Canary
 from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.lanes.cores import CpuLanes, leave_compute_to_lanes
 from tidelane.engine.lanes.partition import PartitionTable, partition_table
-from tidelane.engine.ledger import Ledger
+from tidelane.engine.ledger import BlockNames, Ledger
 from tidelane.engine.loop import Loop
 from tidelane.engine.model.forward import SlicedModel
 from tidelane.engine.model.loading import LoadedModel
@@ -85,8 +87,9 @@ class InProcessEngine:
     With `mode` Disaggregated half of the cores are a prefill side's, a process of its own that loads the model from its
     folder; `table`, `model` and `clock` are then of no use, and the mode stays what it is.
     `table` defaults to all the splits of `cores`. `schedulers` are the policies by mode; `desk.mode` picks one, and may
-    be set at any moment. `model` is for a view of `loaded` that measures itself. The calling thread computes with one
-    thread from then on.
+    be set at any moment. `model` is for a view of `loaded` that measures itself. Without `names` no prompt finds what
+    another has computed. With `watched` the canary looks at all KV before it is read. The calling thread computes with
+    one thread from then on.
 
     Public parts: `ledger`, `desk`, `executor`, `usage`, `loop`, `lanes`, `pool`, `prefill_side` if there is one, and
     `ended`, what the ledger said of each request that ran to its end.
@@ -105,6 +108,8 @@ class InProcessEngine:
         schedulers: Mapping[str, Scheduler] | None = None,
         clock: Callable[[], float] = time.monotonic,
         model: SlicedModel | None = None,
+        names: BlockNames | None = None,
+        watched: bool = False,
     ) -> None:
         leave_compute_to_lanes()
         layout = loaded.facts.kv_layout
@@ -135,12 +140,17 @@ class InProcessEngine:
             objective=objective or Objective(LOOSE_SLO),
             estimates=estimates,
             ended=self._note_end,
+            names=names,
         )
-        self.executor: Executor = (
+        executor: Executor = (
             sides.executor(self.ledger.sequences, self._wakeup.notify)
             if sides is not None
             else CpuExecutor(model, self.pool, self.lanes, self.ledger.sequences, self._wakeup.notify, clock)
         )
+        if watched:
+            canary = Canary(kv_blocks, layout.block_tokens, self.pool.prints)
+            executor = WatchedExecutor(executor, canary, self.ledger.sequences, model.layers)
+        self.executor = executor
         self.usage = Usage(table.units, clock())
         self.loop = Loop(
             ledger=self.ledger,

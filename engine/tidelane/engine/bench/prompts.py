@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from tidelane.engine.bench.traffic import HASHED_TOKENS, Arrival
+
 # Short common words, each one token (with the space before it) to any tokenizer that learned from English text.
 _WORDS = """
     the of and to in is was for that it with as on be at by this had not are but from or have an they which one you were
@@ -34,6 +36,15 @@ class Ruler:
 
     def words(self, tokens: int) -> int:
         return max(1, round((tokens - self.template_tokens) / self.tokens_per_word))
+
+    def prompt(self, arrival: Arrival, seed: str) -> str:
+        """As long as asked for. It begins like others whose first `hash_ids` are the same, as far as they fill blocks;
+        what is behind those follows from `seed`."""
+        words = self.words(arrival.input_tokens)
+        block_words = round(HASHED_TOKENS / self.tokens_per_word)
+        common = arrival.hash_ids[: (words - 1) // block_words]
+        blocks = [prompt_of(block_words, f"block {number}") for number in common]
+        return " ".join([*blocks, prompt_of(words - len(blocks) * block_words, seed)])
 
 
 def prompt_of(words: int, seed: str) -> str:

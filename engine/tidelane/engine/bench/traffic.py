@@ -8,12 +8,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+# Of a hashed block, as in Mooncake's traces.
+HASHED_TOKENS = 512
+
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """One request, due `at_s` after the start. Lengths are what to ask for; the server tells what they came to be.
 
-    `hash_ids` name the blocks of the prompt, where a trace tells: two prompts begin alike as far as these are the same.
+    `hash_ids` name the blocks of the prompt, of `HASHED_TOKENS` each, where a trace tells: two prompts begin alike as
+    far as these are the same.
     """
 
     at_s: float

@@ -19,6 +19,7 @@ MAX_CHOICES = 128
 _MAX_STOPS = 16
 _MAX_STOP_CHARS = 1024
 _MAX_BIASES = 1024
+_MAX_SALT_CHARS = 256
 
 _T = TypeVar("_T", bound="Body")
 
@@ -52,6 +53,12 @@ def _top_k(value: int) -> int | None:
     return value if value > 0 else None
 
 
+def _salt(value: str) -> str:
+    if len(value) > _MAX_SALT_CHARS:
+        raise PydanticCustomError("salt", f"must be a string of at most {_MAX_SALT_CHARS} characters")
+    return value
+
+
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
     include_usage: bool = False
@@ -80,6 +87,7 @@ class Body(BaseModel):
     stop: Annotated[tuple[str, ...], BeforeValidator(_stop_strings)] = ()
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] = []
     ignore_eos: bool = False
+    cache_salt: Annotated[str, AfterValidator(_salt)] = ""
     service_tier: Literal["auto", "default", "priority", "flex"] = "auto"
 
     @property

@@ -207,8 +207,11 @@ class _LoopCollector(Collector):
         )
         yield self._counter("num_preemptions", "Requests that lost their KV to others", beat.preemptions)
         yield self._gauges("kv_tier_blocks", "KV blocks by tier and state", ("tier", "state"), {
-            ("device", "used"): used, ("device", "free"): beat.kv_blocks_free,
+            ("device", "used"): used,
+            ("device", "idle"): beat.kv_blocks_idle,
+            ("device", "free"): beat.kv_blocks_free - beat.kv_blocks_idle,
         })  # fmt: skip
+        yield self._counter("kv_evictions", "Idle KV blocks that made room for others", beat.kv_evictions)
         yield self._gauge("compute_units", "SMs or cores of the device", beat.compute_units)
         yield self._gauges("lane_compute_units", "SMs or cores of each lane, nominal; 0: not split", ("lane",), {
             ("decode",): beat.decode_units, ("prefill",): beat.prefill_units,

@@ -122,6 +122,7 @@ def requests_for(
                     tier=body.tier,
                     ttft_s=asked.targets.ttft_s,
                     tpot_s=asked.targets.tpot_s,
+                    cache_salt=body.cache_salt,
                 )
             )
     return requests

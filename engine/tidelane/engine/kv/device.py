@@ -6,9 +6,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tidelane.engine.kv.layout import KVLayout
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,16 @@ class DevicePool:
             return part.view(dtype).view(layout.layers, slots, layout.heads, dim).unbind()
 
         return DevicePool(layout, tensors(keys, layout.key_dim), tensors(values, layout.value_dim))
+
+    def prints(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """A number for each of `slots` that changes with any of its bytes, keys and values of all layers: [slots]."""
+        at = torch.from_numpy(slots).to(self.keys[0].device)
+        sums = torch.zeros(len(slots), dtype=torch.int64, device=at.device)
+        for number, part in enumerate((*self.keys, *self.values), start=1):
+            bits = part[at].flatten(1).view(_BITS[part.element_size()])
+            # Weighted, so that elements which change places are noticed.
+            sums += number * (bits * torch.arange(1, bits.shape[1] + 1, device=at.device)).sum(dim=1)
+        return sums.cpu().numpy()
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -16,6 +16,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
+from tidelane.engine.kv.keys import Key, namespace
 from tidelane.engine.kv.layout import KVLayout
 from tidelane.engine.model import attention, attention_cuda
 from tidelane.engine.model.fusing import fuse
@@ -186,6 +187,11 @@ def weight_digest(folder: Path) -> str:
                 file.seek(max(0, path.stat().st_size - 4096) * part // 15)
                 digest.update(file.read(4096))
     return digest.hexdigest()
+
+
+def kv_namespace(facts: ModelFacts) -> Key:
+    """Names all that KV depends on besides tokens: weights and config (RoPE included), number format and layout."""
+    return namespace(facts.digest, str(facts.dtype), str(facts.kv_layout))
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype | None:

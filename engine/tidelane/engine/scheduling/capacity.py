@@ -67,7 +67,9 @@ def _victims(state: State) -> list[Decoding | Prefilling]:
 
 
 def _held(state: State, sequence: Decoding | Prefilling) -> int:
-    return sequence.blocks if isinstance(sequence, Decoding) else state.pool.blocks_for(sequence.tokens + 1)
+    """Blocks that get free with it."""
+    blocks = sequence.blocks if isinstance(sequence, Decoding) else state.pool.blocks_for(sequence.tokens + 1)
+    return blocks - state.pool.shared.get(sequence.id, 0)
 
 
 class Filling(msgspec.Struct, frozen=True):
@@ -120,7 +122,7 @@ def fill(
             if taken < 1:
                 break
         if isinstance(sequence, Queued):
-            needed = state.pool.blocks_for(sequence.tokens + 1)
+            needed = state.pool.blocks_for(sequence.tokens + 1) - sequence.shared_blocks
             full = full or needed > free or places < 1
             if full:
                 continue

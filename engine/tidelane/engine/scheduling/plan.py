@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -17,7 +18,8 @@ Priority = tuple[int, float, str]
 
 class Queued(msgspec.Struct, frozen=True):
     """Holds no blocks. `tokens` must be computed before its next token: the prompt, and after a pre-emption also what
-    was generated so far. The first `cached` of them need no computing. `work_s` is its prefill on the whole device.
+    was generated so far. The first `cached` of them need no computing: their blocks are there, and `shared_blocks` of
+    these are held by others, so that it needs no room for them. `work_s` is its prefill on the whole device.
     """
 
     id: str
@@ -26,6 +28,7 @@ class Queued(msgspec.Struct, frozen=True):
     ttft_due_s: float
     work_s: float = 0.0
     cached: int = 0
+    shared_blocks: int = 0
 
     @property
     def computed(self) -> int:
@@ -146,8 +149,12 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class PoolState(msgspec.Struct, frozen=True):
+    """`shared` says how many of the blocks of a running sequence others hold as well, so that they do not get free with
+    it; told where blocks are short, and of those that share any."""
+
     free_blocks: int
     block_tokens: int
+    shared: Mapping[str, int] = {}
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)

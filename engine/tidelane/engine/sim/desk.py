@@ -10,7 +10,7 @@ from tidelane.engine.channel import Abort, AboutRequest, RefusalReason, Refused,
 from tidelane.engine.execution.executor import Completion
 from tidelane.engine.request import Request
 from tidelane.engine.sim.gaps import GapHistogram
-from tidelane.engine.sim.prefix import PrefixCache
+from tidelane.engine.sim.prefix import HashNames
 from tidelane.engine.slo import Timeline
 
 POLICY = "simulated"
@@ -28,11 +28,11 @@ class Ending:
 class RecordingDesk:
     """`open` counts the requests under way by the tokens, in and out, that they ask for."""
 
-    def __init__(self, prefix: PrefixCache) -> None:
+    def __init__(self, names: HashNames) -> None:
         self.endings: list[Ending] = []
         self.gaps = GapHistogram()
         self.open_tokens = 0
-        self._prefix = prefix
+        self._names = names
         self._inbox: list[AboutRequest] = []
         self._asked: dict[str, int] = {}
         self._last_token_s: dict[str, float] = {}
@@ -60,8 +60,6 @@ class RecordingDesk:
                 name, now_s = message.request_id, message.time_s
                 if name in last_s:
                     add_gap(now_s - last_s[name])
-                else:
-                    self._prefix.computed(name)
                 if message.finish is None:
                     last_s[name] = now_s
                 else:
@@ -84,6 +82,6 @@ class RecordingDesk:
         return POLICY
 
     def _end(self, ending: Ending) -> None:
-        self._prefix.ended(ending.id)
+        self._names.ended(ending.id)
         self.open_tokens -= self._asked.pop(ending.id)
         self.endings.append(ending)

@@ -14,7 +14,7 @@ from tidelane.engine.sim.desk import POLICY, RecordingDesk
 from tidelane.engine.sim.executor import VirtualExecutor
 from tidelane.engine.sim.machine import Machine
 from tidelane.engine.sim.noise import Noise
-from tidelane.engine.sim.prefix import PrefixCache
+from tidelane.engine.sim.prefix import HashNames
 from tidelane.engine.sim.shares import LaneShares
 from tidelane.engine.slo import Slo, Timeline
 from tidelane.engine.usage import Usage
@@ -42,8 +42,8 @@ class VirtualEngine:
         noise: Noise,
     ) -> None:
         units = machine.table.units
-        self.prefix = PrefixCache(lambda: self.ledger.pool.free * machine.block_tokens)
-        self.desk = RecordingDesk(self.prefix)
+        self._names = HashNames(machine.block_tokens)
+        self.desk = RecordingDesk(self._names)
         self.usage = Usage(units, clock.now_s)
         self.shares = LaneShares(units, bucket_s)
         self._clock = clock
@@ -59,7 +59,7 @@ class VirtualEngine:
             objective=objective,
             estimates=machine.believed,
             ended=_unheard,
-            cached_tokens=self.prefix.cached_tokens,
+            names=self._names,
         )
         self.executor = VirtualExecutor(
             clock=clock,
@@ -82,7 +82,7 @@ class VirtualEngine:
         )
 
     def submit(self, request: Request, hashes: Sequence[int] = ()) -> None:
-        self.prefix.expect(request.id, hashes)
+        self._names.expect(request.id, hashes)
         self.desk.submit(request)
 
     def turn(self, until_s: float) -> None:

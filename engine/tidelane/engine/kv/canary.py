@@ -1,0 +1,64 @@
+"""The canary: a shadow of every KV slot, which says what the slot should hold.
+
+For debugging; it costs about what attention does. A slot with another token's KV, or with bytes that nobody wrote there
+on purpose, would come out as wrong text much later; against its shadow it is found before it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Slots = npt.NDArray[np.int64]
+# What the shadow of a slot says while it is being written, and before it ever was.
+_OPEN, _NEVER = -1, -2
+
+
+class WrongKV(RuntimeError):
+    """The engine must stop: what it would answer from here on is not to be trusted."""
+
+
+class Canary:
+    """For each slot the token and its position, and what `prints` made of the slot's bytes: [slots] to [slots]."""
+
+    def __init__(self, blocks: int, block_tokens: int, prints: Callable[[Slots], Slots]) -> None:
+        self._block_tokens = block_tokens
+        self._prints = prints
+        self._tokens = np.full(blocks * block_tokens, _NEVER, dtype=np.int64)
+        self._positions = np.zeros_like(self._tokens)
+        self._bytes = np.zeros_like(self._tokens)
+
+    def opens(self, blocks: Sequence[int], start: int, stop: int) -> None:
+        """Positions [start, stop) of a sequence with these blocks are written from now on."""
+        self._tokens[self._slots(blocks, start, stop)] = _OPEN
+
+    def wrote(self, blocks: Sequence[int], tokens: Sequence[int], start: int, stop: int) -> None:
+        """They are written, and will not change. `tokens` are those of the sequence, from its first."""
+        slots = self._slots(blocks, start, stop)
+        self._tokens[slots] = tokens[start:stop]
+        self._positions[slots] = np.arange(start, stop)
+        self._bytes[slots] = self._prints(slots)
+
+    def check(self, who: str, blocks: Sequence[int], tokens: Sequence[int], stop: int) -> None:
+        """Raises WrongKV unless positions [0, stop) are as they were written, and of these tokens."""
+        slots = self._slots(blocks, 0, stop)
+        places = np.arange(stop)
+        self._compare(who, "token", slots, self._tokens[slots], np.asarray(tokens[:stop], dtype=np.int64))
+        self._compare(who, "position", slots, self._positions[slots], places)
+        self._compare(who, "bytes", slots, self._bytes[slots], self._prints(slots))
+
+    def _compare(self, who: str, what: str, slots: Slots, found: Slots, expected: Slots) -> None:
+        wrong = np.flatnonzero(found != expected)
+        if len(wrong):
+            at = int(wrong[0])
+            raise WrongKV(
+                f"{who}, position {at}, in slot {slots[at]} of block {slots[at] // self._block_tokens}: the {what} "
+                f"is {found[at]} by the shadow, and should be {expected[at]} ({len(wrong)} such slots)"
+            )
+
+    def _slots(self, blocks: Sequence[int], start: int, stop: int) -> Slots:
+        positions = np.arange(start, stop)
+        firsts = np.asarray(blocks, dtype=np.int64) * self._block_tokens
+        return np.asarray(firsts[positions // self._block_tokens] + positions % self._block_tokens)

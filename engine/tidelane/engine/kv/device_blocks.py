@@ -1,0 +1,154 @@
+"""Which device blocks are free, which are held, and which hold what a later prompt may begin with."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from tidelane.engine.kv.blocks import BlockPool, OutOfBlocks
+from tidelane.engine.kv.frontier import Frontier
+from tidelane.engine.kv.keys import Key
+from tidelane.engine.kv.retention import LeastRecentlyUsed
+
+
+class _Named(msgspec.Struct):
+    """What is in a block, and how many sequences hold it; with none it is idle."""
+
+    key: Key
+    parent: Key
+    block: int
+    holders: int
+
+
+class DeviceBlocks:
+    """Each block is free; or held by one sequence that may write to it; or has a name, and then nobody writes to it any
+    more: sequences share it, and while none holds it, it stays until its room is needed.
+
+    Whoever holds a named block holds those before it in its chain, too: so the first blocks of a chain are in at least
+    as many hands as those behind them, and an idle block has only idle ones behind it.
+
+    `present` and `held` follow waiting prompts: how many of their first blocks are here, and how many of these some
+    sequence holds, so that they take no room.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._pool = BlockPool(total)
+        self._by_key: dict[Key, _Named] = {}
+        self._by_block: dict[int, _Named] = {}
+        self._idle = LeastRecentlyUsed()
+        self.present = Frontier(self._by_key.__contains__)
+        self.held = Frontier(self._is_held)
+        self.evictions = 0
+
+    @property
+    def total(self) -> int:
+        return self._pool.total
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be allocated."""
+        return self._pool.free + len(self._idle)
+
+    @property
+    def idle(self) -> int:
+        """Those of them that hold something."""
+        return len(self._idle)
+
+    def allocate(self, count: int, *, after: int | None = None) -> list[int]:
+        """`count` blocks, whose contents are the caller's affair; first those adjacent to block `after`."""
+        if count > self.free:
+            raise OutOfBlocks(f"{count} blocks asked for, {self.free} of {self.total} free")
+        while self._pool.free < count:
+            self._evict()
+        return self._pool.allocate(count, after=after)
+
+    def take(self, keys: Sequence[Key]) -> list[int]:
+        """Hold the blocks of these names, the first of a chain, which are all here."""
+        blocks = []
+        for key in keys:
+            named = self._by_key[key]
+            named.holders += 1
+            blocks.append(named.block)
+            if named.holders == 1:
+                self._idle.remove(key)
+                self.held.rose(key)
+        return blocks
+
+    def publish(self, parent: Key, key: Key, block: int) -> int:
+        """`block`, which one sequence holds behind that of `parent`, is written and gets a name. The block to hold from
+        now on: another, if it is here under this name already."""
+        named = self._by_key.get(key)
+        if named is not None:
+            self._pool.release((block,))
+            return self.take((key,))[0]
+        self._by_key[key] = self._by_block[block] = _Named(key, parent, block, 1)
+        self.present.rose(key)
+        self.held.rose(key)
+        return block
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give up what one sequence holds, all of it, in the order of its tokens."""
+        for block in reversed(blocks):  # what stands last in a chain is of no use without the others, and goes first
+            named = self._by_block.get(block)
+            if named is None:
+                self._pool.release((block,))
+                continue
+            if named.holders < 1:
+                raise ValueError(f"block {block} is not held")
+            named.holders -= 1
+            if named.holders:
+                continue
+            if self._by_key.get(named.key) is named:
+                self.held.fell(named.key)
+                self._idle.add(named.key)
+            else:
+                self._free(named)
+
+    def shared(self, blocks: Sequence[int]) -> int:
+        """How many of the blocks that one sequence holds others hold as well: they would not get free with it."""
+        low, high = 0, len(blocks)
+        while low < high:
+            middle = (low + high) // 2
+            named = self._by_block.get(blocks[middle])
+            if named is not None and named.holders > 1:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def forget(self, blocks: Sequence[int]) -> None:
+        """What is in these must not be used again, nor what was computed from it: they all lose their names."""
+        named = (self._by_block[block] for block in blocks if block in self._by_block)
+        first = next((each for each in named if self._by_key.get(each.key) is each), None)
+        behind: defaultdict[Key, list[_Named]] = defaultdict(list)
+        for each in self._by_key.values():
+            behind[each.parent].append(each)
+        spoilt = [] if first is None else [first]
+        for each in spoilt:
+            spoilt += behind[each.key]
+        for each in reversed(spoilt):
+            self._unname(each)
+
+    def _evict(self) -> None:
+        self._unname(self._by_key[self._idle.victim()])
+        self.evictions += 1
+
+    def _unname(self, named: _Named) -> None:
+        """Only of what nothing stands behind."""
+        del self._by_key[named.key]
+        self.present.fell(named.key)
+        if named.holders:
+            self.held.fell(named.key)
+        else:
+            self._idle.remove(named.key)
+            self._free(named)
+
+    def _free(self, named: _Named) -> None:
+        del self._by_block[named.block]
+        self._pool.release((named.block,))
+
+    def _is_held(self, key: Key) -> bool:
+        named = self._by_key.get(key)
+        return named is not None and named.holders > 0

@@ -1,0 +1,150 @@
+"""Prompts that begin alike compute and hold their common blocks once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tidelane.engine.channel import Tokens
+from tidelane.engine.kv.keys import TokenNames, namespace
+from tidelane.engine.request import FinishReason, Request, Sampling
+from tidelane.engine.sequence import Sequence
+
+from .virtual import World, request
+
+NAMES = TokenNames(namespace("test"), 4)
+
+
+def world(**options: object) -> World:
+    return World(names=NAMES, **options)  # type: ignore[arg-type]
+
+
+def cached(world: World, name: str) -> list[int]:
+    """What each message about a request says of it: of interest is the first."""
+    return [m.cached_tokens for m in world.desk.sent if isinstance(m, Tokens) and m.request_id == name]
+
+
+def computed(world: World, name: str) -> int:
+    """Tokens of its prompt that were launched."""
+    return sum(
+        span.tokens
+        for _, plan in world.executor.launched
+        if plan.prefill is not None and plan.prefill.first_layer == 0
+        for span in plan.prefill.spans
+        if span.id == name
+    )
+
+
+def next_turn(world: World, before: Request, name: str, tokens: int) -> Request:
+    """The conversation so far, and so many tokens more."""
+    history = (*before.prompt, *world.tokens(before.id))
+    return replace(before, id=name, prompt=(*history, *range(500, 500 + tokens)))
+
+
+@pytest.mark.parametrize("policy", ["Lanes", "Auto", "ChunkedPrefill", "MixedBatch", "StaticLanes"])
+def test_a_conversation_does_not_pay_for_its_history_again(policy: str) -> None:
+    here = world(policy=policy)
+    first = request("first", 22, 9)
+    here.submit(first)
+    here.run()
+    second = next_turn(here, first, "second", 3)
+    here.submit(second)
+    here.run()
+    # 31 tokens, of which the last was never computed: 7 whole blocks.
+    assert cached(here, "second")[0] == 28
+    assert computed(here, "second") == len(second.prompt) - 28
+    assert cached(here, "first") == [0] * 9
+    assert cached(here, "second")[1:] == [0] * 8
+
+
+def test_the_last_token_is_always_computed() -> None:
+    here = world()
+    for name in ("one", "same"):
+        here.submit(request(name, 16, 2))
+        here.run()
+    assert cached(here, "same")[0] == 12
+
+
+def test_who_waits_finds_what_was_computed_meanwhile() -> None:
+    here = world(policy="ChunkedPrefill")  # 16 tokens at a time
+    here.submit(request("one", 40, 1), request("other", 40, 1, arrival_s=0.1))
+    here.run()
+    # The third pass has room for both: 8 tokens of each.
+    assert (computed(here, "one"), computed(here, "other")) == (40, 8)
+
+
+def test_common_blocks_are_held_once() -> None:
+    here = world(blocks=20, policy="ChunkedPrefill")
+    here.submit(request("first", 44, 1))
+    here.run()
+    # Each would need 13 blocks of its own; together they have 11 in common.
+    here.submit(*(replace(request(f"r{n}", 44, 4), prompt=(*range(44), n)) for n in range(4)))
+    most = 0
+    while here.advance():
+        most = max(most, here.ledger.running)
+    assert most == 4
+    assert here.ledger.preemptions == 0
+
+
+def test_who_lost_its_place_finds_its_blocks_again() -> None:
+    here = world(blocks=12, policy="MixedBatch")
+    here.submit(request("stays", 20, 12), request("yields", 16, 12, arrival_s=1.0, first=100))
+    here.run()
+    assert here.ledger.preemptions > 0
+    assert {name: here.endings(name) for name in ("stays", "yields")} == {
+        "stays": [FinishReason.LENGTH],
+        "yields": [FinishReason.LENGTH],
+    }
+
+
+def test_another_salt_finds_nothing() -> None:
+    here = world()
+    for name, salt in (("mine", "a"), ("yours", "b"), ("mine again", "a")):
+        here.submit(request(name, 20, 2, salt=salt))
+        here.run()
+    assert [cached(here, name)[0] for name in ("mine", "yours", "mine again")] == [0, 0, 16]
+
+
+def test_a_prompt_to_be_scored_is_computed_whole() -> None:
+    here = world()
+    here.submit(request("first", 20, 2))
+    here.run()
+    scored = replace(request("scored", 20, 2), sampling=Sampling(seed=0, temperature=0.0, prompt_logprobs=0))
+    here.submit(scored)
+    here.run()
+    assert cached(here, "scored")[0] == 0
+    assert computed(here, "scored") == 20
+
+
+def test_what_came_out_wrong_is_not_used_again() -> None:
+    here = world()
+    here.submit(request("first", 20, 1))
+    here.run()
+    wrong = request("wrong", 24, 8)
+    here.submit(wrong)
+    while "wrong" not in here.ledger.sequences or not _decodes(here.ledger.sequences["wrong"]):
+        assert here.advance()
+    here.executor.broken.add("wrong")
+    here.run()
+    assert here.endings("wrong") == [FinishReason.ERROR]
+    here.submit(request("next", 24, 1))
+    here.run()
+    assert cached(here, "next")[0] == 0
+    assert here.ledger.pool.free == here.ledger.pool.total
+
+
+def _decodes(sequence: Sequence) -> bool:
+    return sequence.output_tokens > 1
+
+
+def test_an_aborted_prompt_leaves_what_it_has_computed() -> None:
+    here = world(policy="ChunkedPrefill")
+    here.submit(request("gone", 40, 4))
+    here.advance()
+    here.abort("gone")  # its second pass is under way
+    here.run()
+    here.submit(request("next", 40, 1))
+    here.run()
+    assert cached(here, "next")[0] == 32
+    assert here.ledger.pool.free == here.ledger.pool.total

@@ -1,0 +1,166 @@
+"""Blocks that sequences share, and blocks that stay for those to come."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidelane.engine.kv.blocks import OutOfBlocks
+from tidelane.engine.kv.device_blocks import DeviceBlocks
+from tidelane.engine.kv.keys import Key
+
+
+def keys_of(path: str) -> list[Key]:
+    """Those of the blocks of a chain: each is named by the path to it."""
+    return [path[: n + 1].encode() for n in range(len(path))]
+
+
+class Books:
+    """Sequences as the ledger would treat them; `named` counts those of a sequence's blocks that are published."""
+
+    def __init__(self, total: int) -> None:
+        self.pool = DeviceBlocks(total)
+        self.blocks: dict[str, list[int]] = {}
+        self.paths: dict[str, str] = {}
+        self.named: dict[str, int] = {}
+        self.contents: dict[int, Key] = {}
+
+    def found(self, path: str) -> int:
+        keys = keys_of(path)
+        found = self.pool.present.follow("probe", keys)
+        self.pool.present.leave("probe")
+        return found
+
+    def start(self, name: str, path: str) -> None:
+        found = self.found(path)
+        self.blocks[name] = self.pool.take(keys_of(path)[:found])
+        self.blocks[name] += self.pool.allocate(len(path) - found)
+        self.paths[name], self.named[name] = path, found
+
+    def compute(self, name: str) -> None:
+        """The next of its blocks is full."""
+        at, keys = self.named[name], keys_of(self.paths[name])
+        if at == len(keys):
+            return
+        block = self.blocks[name][at]
+        self.contents[block] = keys[at]
+        self.blocks[name][at] = self.pool.publish(keys[at - 1] if at else b"", keys[at], block)
+        self.named[name] = at + 1
+
+    def end(self, name: str) -> None:
+        self.pool.release(self.blocks.pop(name))
+        del self.paths[name], self.named[name]
+
+
+@settings(max_examples=300)
+@given(
+    st.integers(4, 14),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["start", "compute", "compute", "compute", "end", "spoil"]),
+            st.integers(0, 3),
+            st.text("ab", min_size=1, max_size=5),
+        ),
+        max_size=60,
+    ),
+)
+def test_nobody_reads_what_another_wrote(total: int, steps: list[tuple[str, int, str]]) -> None:
+    books = Books(total)
+    pool = books.pool
+    for action, which, path in steps:
+        name = str(which)
+        if action == "start" and name not in books.blocks:
+            needed = len(path)  # at most: those found idle must be counted, those held need not
+            if needed <= pool.free:
+                books.start(name, path)
+        elif action == "compute" and name in books.blocks:
+            books.compute(name)
+        elif action == "end" and name in books.blocks:
+            books.end(name)
+        elif action == "spoil" and name in books.blocks:
+            pool.forget(books.blocks[name])
+            books.end(name)
+        holders: dict[int, int] = {}
+        for held in books.blocks.values():
+            assert len(set(held)) == len(held)
+            for block in held:
+                holders[block] = holders.get(block, 0) + 1
+        assert pool.free == total - len(holders)
+        assert 0 <= pool.idle <= pool.free
+        for each, held in books.blocks.items():
+            named = books.named[each]
+            assert [books.contents[block] for block in held[:named]] == keys_of(books.paths[each])[:named]
+            assert all(holders[block] == 1 for block in held[named:])
+            shared = [holders[block] > 1 for block in held]
+            assert all(before >= after for before, after in pairwise(shared))
+            assert pool.shared(held) == sum(shared)
+    for name in list(books.blocks):
+        books.end(name)
+    assert pool.free == total
+    assert sorted(pool.allocate(total)) == list(range(total))
+
+
+def test_an_ended_sequence_leaves_its_blocks_to_the_next() -> None:
+    books = Books(8)
+    books.start("first", "abc")
+    for _ in range(3):
+        books.compute("first")
+    blocks = list(books.blocks["first"])
+    books.end("first")
+    assert (books.pool.free, books.pool.idle) == (8, 3)
+    books.start("second", "abxy")
+    assert books.blocks["second"][:2] == blocks[:2]
+    assert (books.pool.free, books.pool.idle) == (4, 1)
+
+
+def test_room_is_made_of_the_ends_of_the_oldest_first() -> None:
+    books = Books(6)
+    for name, path in (("old", "aaa"), ("new", "bbb")):
+        books.start(name, path)
+        for _ in path:
+            books.compute(name)
+        books.end(name)
+    books.pool.allocate(2)
+    assert (books.found("aaa"), books.found("bbb")) == (1, 3)
+    books.pool.allocate(2)
+    assert (books.found("aaa"), books.found("bbb")) == (0, 2)
+    assert books.pool.evictions == 4
+
+
+def test_two_that_compute_the_same_end_up_with_one_block() -> None:
+    books = Books(6)
+    books.start("one", "ab")
+    books.start("other", "ab")
+    assert books.pool.free == 2
+    books.compute("one")
+    books.compute("other")
+    assert books.blocks["one"][0] == books.blocks["other"][0]
+    assert books.pool.free == 3
+
+
+def test_what_was_spoilt_is_found_no_more_nor_what_came_of_it() -> None:
+    books = Books(12)
+    for name, path in (("gone", "abcd"), ("other", "x")):
+        books.start(name, path)
+        for _ in path:
+            books.compute(name)
+    books.end("gone")  # its blocks behind "ab" are idle
+    books.start("spoilt", "abe")
+    books.pool.forget(books.blocks["spoilt"])
+    assert [books.found(path) for path in ("abcd", "abe", "x")] == [0, 0, 1]
+    books.end("spoilt")
+    assert books.pool.free == 11
+
+
+def test_no_more_is_given_than_there_is() -> None:
+    pool = DeviceBlocks(4)
+    blocks = pool.allocate(3)
+    with pytest.raises(OutOfBlocks, match="2 blocks asked for, 1 of 4 free"):
+        pool.allocate(2)
+    pool.publish(b"", b"a", blocks[0])
+    pool.release(blocks)
+    with pytest.raises(ValueError, match=f"block {blocks[0]} is not held"):
+        pool.release(blocks[:1])
