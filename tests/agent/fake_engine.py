@@ -224,7 +224,7 @@ def main() -> int:
     parser.add_argument("--journal", type=Path, required=True)
     for flag in ("model", "model-store", "served-name", "host", "dtype", "objective", "cores", "log-level"):
         parser.add_argument(f"--{flag}")
-    for flag in ("port", "max-context-tokens", "kv-pool-memory", "queue-limit"):
+    for flag in ("port", "max-context-tokens", "kv-pool-memory", "kv-host-memory", "queue-limit"):
         parser.add_argument(f"--{flag}", type=int)
     parser.add_argument("--control-socket", type=Path)
     args = parser.parse_args()

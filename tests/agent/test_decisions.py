@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from agent.rig import GIB, cpu, gpu, spec
 from tidelane.agent.backoff import Failures, RestartPolicy
 from tidelane.agent.claims import Claim, Slot, choose
-from tidelane.agent.command import claimed_cores, engine_environment, kv_pool_bytes
+from tidelane.agent.command import claimed_cores, engine_arguments, engine_environment, kv_pool_bytes
 from tidelane.agent.devices import Device
 from tidelane.agent.errors import NoRoom
 from tidelane.agent.feedback import HIGHEST_SHARE, LOWEST_SHARE, Measured, next_objective, ttft_ratio
@@ -34,7 +35,7 @@ from tidelane.agent.lifecycle import (
 )
 from tidelane.engine.slo import Slo
 from tidelane.rpc.node_agent_pb2 import ReplicaStatus
-from tidelane.rpc.wire import ExecutionMode, LateRequests, ModelSpec, Objective, ReplicaSpec, ShareBounds
+from tidelane.rpc.wire import ExecutionMode, KvCacheSpec, LateRequests, ModelSpec, Objective, ReplicaSpec, ShareBounds
 
 # ---- back-off --------------------------------------------------------------------------------------------------------
 
@@ -319,6 +320,16 @@ def test_slots_split_the_cores_fairly(count: int, slots: int) -> None:
     if slots <= count:
         assert sum(map(len, parts)) == count
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize(("mode", "flag"), [(ExecutionMode.AUTO, True), (ExecutionMode.DISAGGREGATED, False)])
+def test_host_memory_for_kv_is_passed_on_where_an_engine_has_use_for_it(mode: ExecutionMode, flag: bool) -> None:
+    wanted = spec(kv_cache=KvCacheSpec(host_memory_bytes=GIB))
+    wanted = replace(wanted, objective=replace(wanted.objective, mode=mode))
+    words = engine_arguments(wanted, wanted.objective, "127.0.0.1", 8000, Path("control"), None, (), 0)
+    assert ("--kv-host-memory" in words) is flag
+    if flag:
+        assert words[words.index("--kv-host-memory") + 1] == str(GIB)
 
 
 def test_the_command_gets_its_cores_gpus_and_memory() -> None:

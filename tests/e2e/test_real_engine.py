@@ -189,6 +189,37 @@ async def test_the_next_turn_of_a_conversation_finds_its_history(served: Served)
     assert hits >= 2 * (prompt_tokens // 16 * 16)
 
 
+async def test_what_has_no_room_on_the_device_comes_back_from_host_memory(tmp_path: Path) -> None:
+    port = free_port()
+    # Room for some 700 tokens on the device, and for four times that below.
+    command = [*serve_command(port, tmp_path), "--kv-pool-memory", str(32 << 20), "--kv-host-memory", str(128 << 20)]
+    with subprocess.Popen(command) as process:
+        try:
+            engine = Served(process, port)
+            await engine.until_ready()
+            async with openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="none", timeout=300) as client:
+                prompts = [f"{name} " + "has much to tell of the sea. " * 50 for name in ("Ada", "Ben", "Cleo", "Dan")]
+                first = [await text_of(client, prompt, 30) for prompt in prompts]
+                await engine.until_idle()
+                hits = await engine.metric("prefix_cache_hits_total")
+                again = [await text_of(client, prompt, 30) for prompt in prompts]
+                await engine.until_idle()
+            # Summed in other batches, so that a near-tie may flip late in a text.
+            assert [text[:60] for text in again] == [text[:60] for text in first]
+            assert await engine.metric("prefix_cache_hits_total") - hits > 4 * 300
+            tier, loaded, evictions = await engine.metrics(
+                'kv_tier_blocks{model_name="chat",state="idle",tier="host"}',
+                'kv_moved_blocks_total{model_name="chat",tier="host",way="load"}',
+                'kv_evictions_total{model_name="chat",tier="device"}',
+            )
+            assert tier > 60
+            assert loaded > 60
+            assert evictions > 60
+        finally:
+            process.terminate()
+            assert process.wait(60) == 0
+
+
 async def within_two_seconds(client: httpx.AsyncClient, prompt: str) -> httpx.Response:
     """Asks for the first of three tokens so soon."""
     body = {"model": "chat", "prompt": prompt, "max_tokens": 3, "stream": True, "ignore_eos": True}

@@ -193,7 +193,7 @@ class TestChangingTheSpec:
         assert world.status["endpoint"]
 
     def test_what_has_no_effect_yet_is_said(self, world: World) -> None:
-        world.edit(kvCache={"hostMemory": "8Gi", "dtype": "auto"})
+        world.edit(kvCache={"hostMemory": "8Gi", "nvme": "64Gi", "dtype": "auto"})
         serving(world)
         assert world.condition("Ready") == ("True", "Serving")
         assert world.condition("FieldsIgnored") == ("True", "NotSupportedYet")
@@ -218,6 +218,12 @@ class TestChangingTheSpec:
         assert bool(ignored) is not moves
         for field in () if moves else ("spec.execution.minDecodeShare", "spec.execution.maxDecodeShare"):
             assert field in ignored[0]
+
+    @pytest.mark.parametrize(("mode", "ignored"), [("Lanes", False), ("MixedBatch", False), ("Disaggregated", True)])
+    def test_host_memory_has_no_effect_in_one_mode(self, world: World, mode: str, ignored: bool) -> None:
+        world.edit(execution={"mode": mode}, kvCache={"hostMemory": "1Gi"})
+        serving(world)
+        assert world.has_condition("FieldsIgnored") is ignored
 
     def test_late_requests_are_refused_only_where_prompts_have_deadlines(self, world: World) -> None:
         world.edit(execution={"mode": "Lanes", "lateRequests": "Refuse"})

@@ -11,7 +11,7 @@ from google.protobuf import json_format
 
 from tidelane.agent.claims import Claim
 from tidelane.agent.devices import Device, DeviceKind
-from tidelane.rpc.wire import Objective, ReplicaSpec, objective_to_wire
+from tidelane.rpc.wire import ExecutionMode, Objective, ReplicaSpec, objective_to_wire
 
 ENGINE_COMMAND = (sys.executable, "-m", "tidelane.cli.main", "serve")
 
@@ -37,6 +37,8 @@ def engine_arguments(
         "--objective": json_format.MessageToJson(objective_to_wire(objective), indent=None),
         "--control-socket": str(control_socket),
     }
+    if spec.kv_cache.host_memory_bytes and spec.objective.mode is not ExecutionMode.DISAGGREGATED:
+        arguments["--kv-host-memory"] = str(spec.kv_cache.host_memory_bytes)
     if spec.model.max_context_tokens is not None:
         arguments["--max-context-tokens"] = str(spec.model.max_context_tokens)
     if model_store is not None:

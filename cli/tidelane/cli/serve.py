@@ -44,6 +44,13 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "device and cores; without one, a few passes are timed at the start)",
     )
     add(
+        "--kv-host-memory",
+        type=count,
+        default=0,
+        metavar="BYTES",
+        help="host memory for KV that has no room in the pool (%(default)s)",
+    )
+    add(
         "--device",
         default="auto",
         choices=("auto", "cpu", "cuda"),
@@ -88,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
             cores=args.cores,
             device=args.device,
             profile=args.profile,
+            kv_host_bytes=args.kv_host_memory,
             queue_limit=args.queue_limit,
             log_level=args.log_level,
         )

@@ -26,13 +26,16 @@ class ComputeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig(ComputeConfig):
-    """`profile` None: the one kept in the model store for this model and device, if there is one."""
+    """`profile` None: the one kept in the model store for this model and device, if there is one. `kv_host_bytes` of
+    host memory are for KV that has no room in the pool.
+    """
 
     served_name: str
     objective: Objective
     host: str = "127.0.0.1"
     port: int = 8000
     profile: Path | None = None
+    kv_host_bytes: int = 0
     control_socket: Path | None = None
     queue_limit: int = 256
     log_level: str = "info"

@@ -15,8 +15,9 @@ from tidelane.engine.channel import Accepted, RefusalReason, Refused, ToFront, T
 from tidelane.engine.estimation.estimates import Estimates, Phase
 from tidelane.engine.estimation.passes import NO_WORK, PassWork, decode_work, prefill_work
 from tidelane.engine.execution.executor import Completion, Event, PrefillBack, PrefillLost, Sampled
-from tidelane.engine.kv.device_blocks import DeviceBlocks
+from tidelane.engine.kv.cache import Holding, KVCache
 from tidelane.engine.kv.keys import Key
+from tidelane.engine.kv.moves import Move
 from tidelane.engine.lanes.partition import PartitionTable
 from tidelane.engine.learning import Learner
 from tidelane.engine.request import FLEX_RANK, FinishReason, NewToken, Request
@@ -73,6 +74,7 @@ class Ledger:
         estimates: Estimates,
         ended: Callable[[Timeline | None, Slo], None],
         names: BlockNames | None = None,
+        host_slots: int = 0,
     ) -> None:
         self.objective = objective
         self.draining = False
@@ -81,7 +83,7 @@ class Ledger:
         self._progress_s = 0.0  # when a launch last started or ended
         self.steps = 0  # launches that ended: decode steps and prefill slices
         self.flight = Flight()
-        self.pool = DeviceBlocks(blocks)
+        self.pool = KVCache(blocks, host_slots)
         self._table = table
         self._layers = layers
         self._block_tokens = block_tokens
@@ -130,6 +132,13 @@ class Ledger:
         whichever is longer; 0 when neither is so."""
         still_s = 0.0 if self.flight.idle else now_s - self._progress_s
         return still_s if self._no_prefill_since_s is None else max(still_s, now_s - self._no_prefill_since_s)
+
+    def take_moves(self) -> list[Move]:
+        """To be started before the launches of the plan just applied: those may read what the moves bring."""
+        return self.pool.take_moves()
+
+    def moved(self, move: Move, *, well: bool) -> None:
+        self.pool.moved(move, well=well)
 
     def take_outbox(self) -> list[ToFront]:
         messages, self._outbox = self._outbox, []
@@ -256,12 +265,14 @@ class Ledger:
             return
         if touched:
             self._view = None
-        failed = {sampled.id for sampled in completion.sampled if sampled.failed}
+        filled: list[Sequence] = []
         for sequence_id, computed in touched:
             sequence = self._sequences[sequence_id]
             sequence.computed, sequence.seen = computed, None
-            if sequence_id not in failed:
-                self._publish(sequence)
+            if computed // self._block_tokens > sequence.settled:
+                filled.append(sequence)
+        if filled and self._names is not None:
+            self._publish(filled, self._names, {sampled.id for sampled in completion.sampled if sampled.failed})
         for sampled in completion.sampled:
             self._take_sample(self._sequences[sampled.id], sampled, now_s)
 
@@ -310,7 +321,7 @@ class Ledger:
         free = self.pool.free
         if free >= decoding or self._names is None:
             return PoolState(free, self._block_tokens)
-        shared = {sequence.id: self.pool.shared(sequence.blocks) for sequence in self._running}
+        shared = {sequence.id: self.pool.shared(sequence.holding) for sequence in self._running}
         return PoolState(free, self._block_tokens, {name: blocks for name, blocks in shared.items() if blocks})
 
     def _look(self) -> tuple[tuple[Prefilling, ...], tuple[Decoding, ...]]:
@@ -426,13 +437,13 @@ class Ledger:
             insort(self._running, sequence, key=_PRIORITY)
             self._view = None
             sequence.computed, sequence.seen, sequence.found = job.cached, None, job.cached
-            sequence.published = job.cached // self._block_tokens
+            sequence.settled = job.cached // self._block_tokens
             if sequence.found_at_first is None:
                 sequence.found_at_first = job.cached
-            sequence.blocks = self.pool.take(sequence.keys[: sequence.published])
+            sequence.holding = self.pool.hold(sequence.keys[: sequence.settled])
         # Not before each has what was found of it: room is made of what nobody holds.
         for sequence in sequences:
-            self._extend(sequence, len(sequence.tokens) + 1)
+            self.pool.extend(sequence.holding, self._blocks_for(len(sequence.tokens) + 1))
 
     def _preempt(self, sequence: Sequence) -> None:
         self._requeue(sequence)
@@ -441,8 +452,8 @@ class Ledger:
     def _requeue(self, sequence: Sequence) -> None:
         """Back to its own place in the queue; what it has generated is kept and computed again."""
         del self._running[bisect_left(self._running, sequence.priority, key=_PRIORITY)]
-        self.pool.release(sequence.blocks)
-        sequence.blocks, sequence.computed, sequence.published, sequence.seen = [], 0, 0, None
+        self.pool.give_up(sequence.holding)
+        sequence.holding, sequence.computed, sequence.settled, sequence.seen = Holding(), 0, 0, None
         sequence.prompt_logprobs = []
         self._view = None
         self._enqueue(sequence)
@@ -463,25 +474,19 @@ class Ledger:
                 self._requeue(sequence)
 
     def _grow(self, sequence: Sequence) -> None:
-        self._extend(sequence, sequence.computed + 1)
+        if sequence.computed >= len(sequence.blocks) * self._block_tokens:
+            self.pool.extend(sequence.holding, self._blocks_for(sequence.computed + 1))
 
-    def _extend(self, sequence: Sequence, tokens: int) -> None:
-        """Blocks for so many tokens."""
-        missing = self._blocks_for(tokens) - len(sequence.blocks)
-        if missing > 0:
-            last = sequence.blocks[-1] if sequence.blocks else None
-            sequence.blocks += self.pool.allocate(missing, after=last)
-
-    def _publish(self, sequence: Sequence) -> None:
+    def _publish(self, filled: list[Sequence], names: BlockNames, failed: set[str]) -> None:
         """Let others use the blocks that are full by now."""
-        full = sequence.computed // self._block_tokens
-        if self._names is None or full <= sequence.published:
-            return
-        keys, blocks = sequence.keys, sequence.blocks
-        self._names.extend(keys, sequence.request, sequence.tokens, full)
-        for at in range(sequence.published, min(full, len(keys))):
-            blocks[at] = self.pool.publish(keys[at - 1] if at else b"", keys[at], blocks[at])
-        sequence.published = full
+        for sequence in filled:
+            if sequence.id in failed:
+                continue
+            full = sequence.computed // self._block_tokens
+            names.extend(sequence.keys, sequence.request, sequence.tokens, full)
+            for key in sequence.keys[sequence.settled : full]:
+                self.pool.name(sequence.holding, key)
+            sequence.settled = full
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self._block_tokens)
@@ -491,7 +496,7 @@ class Ledger:
             self._release(sequence)
             return
         if sampled.failed:
-            self.pool.forget(sequence.blocks)
+            self.pool.spoil(sequence.holding)
             self._finish(sequence, (), FinishReason.ERROR, now_s, "the model's output is not a number")
             return
         if sampled.prompt_logprobs is not None:
@@ -568,8 +573,7 @@ class Ledger:
         del self._sequences[sequence.id]
         if self._dequeue(sequence) is None:
             del self._running[bisect_left(self._running, sequence.priority, key=_PRIORITY)]
-        self.pool.release(sequence.blocks)
-        sequence.blocks = []
+        self.pool.give_up(sequence.holding)
 
     def _decoded(self, completion: Completion) -> PassWork:
         if completion.decode is None:

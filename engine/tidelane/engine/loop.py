@@ -8,6 +8,7 @@ from typing import Protocol
 from tidelane.engine.channel import Abort, Decisions, DecisionsWanted, ForLoop, Submit, ToFront
 from tidelane.engine.decisions import DecisionLog
 from tidelane.engine.execution.executor import Executor
+from tidelane.engine.kv.moves import Mover
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.request import FinishReason
 from tidelane.engine.scheduling.plan import Scheduler
@@ -31,7 +32,8 @@ class Desk(Protocol):
 
 
 class Loop:
-    """Owns the order of things; the ledger owns the state, the scheduler the decisions, the executor the work.
+    """Owns the order of things; the ledger owns the state, the scheduler the decisions, the executor the work, and the
+    mover what is on its way between tiers.
 
     `decisions` are the last ones carried out, whichever policy made them.
     """
@@ -42,6 +44,7 @@ class Loop:
         ledger: Ledger,
         policies: Mapping[str, Scheduler],
         executor: Executor,
+        mover: Mover,
         desk: Desk,
         usage: Usage,
         clock: Callable[[], float],
@@ -49,6 +52,7 @@ class Loop:
         self._ledger = ledger
         self._policies = policies
         self._executor = executor
+        self._mover = mover
         self._desk = desk
         self._usage = usage
         self._clock = clock
@@ -64,6 +68,8 @@ class Loop:
         now_s = self._clock()
         for event in self._executor.poll():
             self._ledger.hear(event, now_s)
+        for move, well in self._mover.poll():
+            self._ledger.moved(move, well=well)
         for message in self._desk.messages():
             self._take(message)
         abandoned = self._ledger.abandoned_pass()
@@ -74,6 +80,7 @@ class Loop:
         now_s = self._clock()  # again: a message may have arrived since
         plan = self._policies[self._desk.policy()].plan(self._ledger.state(), now_s)
         self._ledger.apply(plan, now_s)
+        self._mover.start(self._ledger.take_moves())
         self.decisions.add(plan, now_s)
         if plan.launches:
             self._executor.launch(plan)

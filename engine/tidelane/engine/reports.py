@@ -5,7 +5,8 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from tidelane.engine.channel import Heartbeat
+from tidelane.engine.channel import Heartbeat, HostTier
+from tidelane.engine.kv.cache import KVCache
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.scheduling.plan import Objective as SchedulingObjective
 from tidelane.engine.usage import Usage, Use
@@ -31,8 +32,8 @@ def heartbeat(ledger: Ledger, usage: Usage, objective: Objective, now_s: float) 
         waiting=ledger.waiting,
         kv_blocks_total=ledger.pool.total,
         kv_blocks_free=ledger.pool.free,
-        kv_blocks_idle=ledger.pool.idle,
-        kv_evictions=ledger.pool.evictions,
+        kv_blocks_idle=ledger.pool.device.idle,
+        kv_evictions=ledger.pool.device.evictions,
         preemptions=ledger.preemptions,
         lane_moves=usage.border_moves,
         lane_moves_to=dict(usage.moves_to),
@@ -44,7 +45,15 @@ def heartbeat(ledger: Ledger, usage: Usage, objective: Objective, now_s: float) 
         slo=objective.slo,
         mode=objective.mode,
         draining=ledger.draining,
+        kv_host=_host_tier(ledger.pool),
     )
+
+
+def _host_tier(cache: KVCache) -> HostTier | None:
+    host = cache.host
+    if not host.total:
+        return None
+    return HostTier(host.total, host.free, cache.stored_blocks, cache.loaded_blocks, host.evictions)
 
 
 def engine_status(

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from tidelane.engine.kv.cache import Holding
 from tidelane.engine.kv.keys import Key
 from tidelane.engine.request import FinishReason, NewToken, Request, TokenLogprob
 from tidelane.engine.scheduling.plan import Decoding, Prefilling, Priority
@@ -22,10 +23,11 @@ class Sequence:
     priority: Priority = field(init=False)
     work_s: float = 0.0  # all of its prefill, on the whole device, as predicted
     computed: int = 0
-    blocks: list[int] = field(default_factory=list)
-    # What its whole blocks are called, of prompt and answer; the first `published` of `blocks` have their names.
+    holding: Holding = field(default_factory=Holding)
+    # What its whole blocks are called, of prompt and answer. Of the first `settled` blocks it is known whether they
+    # have names.
     keys: list[Key] = field(default_factory=list)
-    published: int = 0
+    settled: int = 0
     # Tokens that were there when it was admitted, last and first.
     found: int = 0
     found_at_first: int | None = None
@@ -50,6 +52,10 @@ class Sequence:
     @property
     def id(self) -> str:
         return self.request.id
+
+    @property
+    def blocks(self) -> list[int]:
+        return self.holding.blocks
 
     @property
     def output_tokens(self) -> int:

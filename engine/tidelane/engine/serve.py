@@ -115,6 +115,7 @@ class _Serving:
             engine.desk.send(engine.ledger.take_outbox())
         finally:
             engine.executor.close()
+            engine.mover.close()
 
     def _ended(self, front: subprocess.Popen[bytes], ledger: Ledger) -> bool:
         code = front.poll()

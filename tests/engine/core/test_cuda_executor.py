@@ -24,6 +24,7 @@ from tidelane.engine.estimation.passes import PassTimes
 from tidelane.engine.execution.cuda import CudaExecutor, Fences, Lane
 from tidelane.engine.execution.executor import Completion
 from tidelane.engine.execution.graphs import DecodeSteps, StepBuffers, buckets
+from tidelane.engine.kv.cache import Holding
 from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.lanes.partition import Partition, PartitionTable, partition_table
 from tidelane.engine.model.attention_cuda import NAME, PLAIN, register
@@ -84,7 +85,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 def sequence(name: str, prompt: list[int], blocks: list[int], computed: int = 0) -> Sequence:
     request = Request(name, tuple(prompt), 10, Sampling(seed=0, temperature=0.0), arrival_s=0.0)
-    return Sequence(request, Slo(1.0, 1.0), computed=computed, blocks=blocks)
+    return Sequence(request, Slo(1.0, 1.0), computed=computed, holding=Holding(blocks))
 
 
 class Bench:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidelane.engine.execution.graphs import StepBuffers, bucket_for, buckets, seat
+from tidelane.engine.kv.cache import Holding
 from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.kv.layout import KVLayout
 from tidelane.engine.request import Request, Sampling
@@ -19,7 +20,7 @@ SPARE_SLOT = BLOCKS * 4
 
 def sequence(name: str, computed: int, blocks: list[int]) -> Sequence:
     request = Request(name, tuple(range(10, 11 + computed)), 100, Sampling(seed=0), arrival_s=0.0)
-    return Sequence(request, Slo(1.0, 1.0), computed=computed, blocks=blocks)
+    return Sequence(request, Slo(1.0, 1.0), computed=computed, holding=Holding(blocks))
 
 
 def test_batches_are_filled_up_to_powers_of_two() -> None:
@@ -70,7 +71,7 @@ def test_a_table_row_follows_its_sequence() -> None:
     buffers = StepBuffers(POOL, most_rows=2, most_tokens=32, vocab_size=5)
     grown = sequence("a", 3, [2])
     buffers.fill({"a": grown}, ("a",), 1)
-    grown.blocks += [7, 1]
+    grown.holding.blocks += [7, 1]
     buffers.fill({"a": grown}, ("a",), 1)
     assert buffers.table[0, :3].tolist() == [2, 7, 1]
 

@@ -141,7 +141,7 @@ def roving(oracle: Oracle, engine: InProcessEngine) -> int:
 
 def scattered(oracle: Oracle, engine: InProcessEngine) -> int:
     """In a pool whose free blocks lie apart, so that no sequence has a run of its own."""
-    pool = engine.ledger.pool
+    pool = engine.ledger.pool.device
     blocks = pool.allocate(pool.total)
     pool.release([block for block in blocks if block % 2])
     try:
@@ -152,7 +152,7 @@ def scattered(oracle: Oracle, engine: InProcessEngine) -> int:
 
 def crowded(oracle: Oracle, engine: InProcessEngine) -> int:
     """All free blocks are gone when a sequence needs its next, so that another is pre-empted and computed again."""
-    pool, grows = engine.ledger.pool, f"r{LENGTHS.index(13):02}"  # 13 tokens and 8 new ones: a second block
+    pool, grows = engine.ledger.pool.device, f"r{LENGTHS.index(13):02}"  # 13 tokens and 8 new ones: a second block
     taken: list[int] = []
 
     def squeeze(message: ToFront) -> None:
@@ -180,6 +180,19 @@ def again(oracle: Oracle, engine: InProcessEngine) -> int:
     return flips
 
 
+def swapped(oracle: Oracle, engine: InProcessEngine) -> int:
+    """A second time, when most of the prompts have left the device for host memory."""
+    flips = batched(oracle, engine)
+    device, before = engine.ledger.pool.device, engine.ledger.pool.loaded_blocks
+    engine.desk.sent.clear()
+    flips += batched(oracle, engine)
+    assert device.evictions > 0
+    assert engine.ledger.pool.loaded_blocks > before
+    found = {m.request_id: m.cached_tokens for m in engine.desk.sent if isinstance(m, Tokens) and m.cached_tokens}
+    assert found == {f"r{n:02}": (length - 1) // 16 * 16 for n, length in enumerate(LENGTHS) if length > 16}
+    return flips
+
+
 WAYS = {
     "alone": alone,
     "batched": batched,
@@ -187,9 +200,10 @@ WAYS = {
     "scattered": scattered,
     "crowded": crowded,
     "again": again,
+    "swapped": swapped,
 }
 # Where blocks change hands most; the canary makes a launch several times as long.
-WATCHED = ("crowded", "again")
+WATCHED = ("crowded", "again", "swapped")
 CASES = [
     (ExecutionMode.MIXED_BATCH, "alone"),
     (ExecutionMode.MIXED_BATCH, "batched"),
@@ -199,6 +213,7 @@ CASES = [
     (ExecutionMode.LANES, "scattered"),
     (ExecutionMode.LANES, "crowded"),
     (ExecutionMode.LANES, "again"),
+    (ExecutionMode.LANES, "swapped"),
     (ExecutionMode.DISAGGREGATED, "alone"),
     (ExecutionMode.DISAGGREGATED, "batched"),
 ]
@@ -208,6 +223,7 @@ OTHER_CASES = [
     (ExecutionMode.AUTO, "batched"),
     (ExecutionMode.CHUNKED_PREFILL, "batched"),
     (ExecutionMode.STATIC_LANES, "batched"),
+    (ExecutionMode.MIXED_BATCH, "swapped"),
     (ExecutionMode.DISAGGREGATED, "scattered"),
     (ExecutionMode.DISAGGREGATED, "crowded"),
 ]
@@ -216,14 +232,19 @@ OTHER_CASES = [
 ANY_TIME = Objective(Slo(ttft_s=0.001, tpot_s=100.0))
 
 
+def blocks_of(way: str) -> int:
+    return 200 if way == "swapped" else 800
+
+
 def engine_of(oracle: Oracle, mode: ExecutionMode, way: str) -> InProcessEngine:
     together = mode is not ExecutionMode.DISAGGREGATED
     return InProcessEngine(
         oracle.loaded,
         cores=CORES,
         mode=mode,
-        kv_blocks=800,
+        kv_blocks=blocks_of(way),
         objective=ANY_TIME,
+        host_slots=1000 if way == "swapped" else 0,
         names=TokenNames(b"", 16) if together else None,
         watched=together and way in WATCHED,
     )
@@ -235,7 +256,7 @@ def test_tiny_models(tiny: Oracle, mode: ExecutionMode, way: str) -> None:
     with engine_of(tiny, mode, way) as engine:
         flips = WAYS[way](tiny, engine)
         assert flips <= 2
-        assert engine.ledger.pool.free == 800
+        assert engine.ledger.pool.free == blocks_of(way)
         endings = engine.endings().values()
         assert all(isinstance(end, Tokens) and end.finish is FinishReason.LENGTH for end in endings)
 
@@ -246,4 +267,4 @@ def test_the_built_in_model(builtin: Oracle, mode: ExecutionMode, way: str) -> N
     with engine_of(builtin, mode, way) as engine:
         flips = WAYS[way](builtin, engine)
         assert flips <= 2
-        assert engine.ledger.pool.free == 800
+        assert engine.ledger.pool.free == blocks_of(way)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from tidelane.engine.channel import ForLoop, RefusalReason, Refused, Submit
 from tidelane.engine.kv.keys import TokenNames
 from tidelane.engine.lanes.partition import Partition
 from tidelane.engine.request import FinishReason, Request, ServiceTier
-from tidelane.engine.scheduling.plan import Objective, PrefillSlice
+from tidelane.engine.scheduling.plan import Decoding, Objective, PoolState, Prefilling, PrefillSlice
 from tidelane.engine.usage import Use
 
 from .virtual import SLO, World, request
@@ -43,7 +44,7 @@ def workloads(draw: st.DrawFn) -> list[Request]:
     st.integers(15, 60),
     st.integers(1, 5),
     st.lists(st.tuples(st.integers(0, 60), st.sampled_from(["abort", "switch"]), st.integers(0, 11)), max_size=8),
-    st.sampled_from([None, TokenNames(b"", 4)]),
+    st.sampled_from([(None, 0), (TokenNames(b"", 4), 0), (TokenNames(b"", 4), 7), (TokenNames(b"", 4), 60)]),
 )
 def test_every_request_ends_once_with_its_tokens_and_every_block_comes_back(
     requests: list[Request],
@@ -51,9 +52,10 @@ def test_every_request_ends_once_with_its_tokens_and_every_block_comes_back(
     blocks: int,
     units: int,
     events: list[tuple[int, str, int]],
-    names: TokenNames | None,
+    sharing: tuple[TokenNames | None, int],
 ) -> None:
-    world = World(policy=policy, units=units, blocks=blocks, names=names)
+    names, host_slots = sharing
+    world = World(policy=policy, units=units, blocks=blocks, names=names, host_slots=host_slots)
     by_turn = sorted(events)
     world.submit(*requests)
     aborted: set[str] = set()
@@ -316,3 +318,17 @@ def test_a_prompt_never_starts_before_it_arrived() -> None:
     ((timeline, _),) = world.ended
     assert timeline is not None
     assert timeline.queue_s == 0
+
+
+@pytest.mark.parametrize("policy", ["ChunkedPrefill", "ChunkedByBudget", "MixedBatch", "Lanes", "Auto"])
+def test_a_prompt_that_has_just_lost_its_blocks_is_not_launched(policy: str) -> None:
+    world = World(policy=policy, units=1, blocks=18)
+    running = tuple(
+        Decoding(f"r{n}", (0, float(n), f"r{n}"), context=4, blocks=1, tpot_s=0.1, next_due_s=9.0) for n in range(2)
+    )
+    half_done = Prefilling("late", (2, 9.0, "late"), tokens=40, computed=16, ttft_due_s=9.0, work_s=1.0)
+    state = world.ledger.state()
+    state = msgspec.structs.replace(state, pool=PoolState(0, 4), decoding=running, prefilling=(half_done,), next_job=2)
+    plan = world.policies[policy].plan(state, 0.0)
+    assert plan.preempt == ("late",)
+    assert plan.prefill is None

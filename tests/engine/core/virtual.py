@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -12,8 +13,9 @@ from tidelane.engine.channel import Abort, ForLoop, RefusalReason, Refused, Subm
 from tidelane.engine.estimation.estimates import Contention, Estimates, Phase
 from tidelane.engine.estimation.passes import PassTimes
 from tidelane.engine.execution.executor import Completion, Event, PrefillBack, PrefillLost, Sampled
-from tidelane.engine.execution.watched import WatchedExecutor
+from tidelane.engine.execution.watched import WatchedExecutor, WatchedMover
 from tidelane.engine.kv.canary import Canary
+from tidelane.engine.kv.moves import Load, Move, NoMover
 from tidelane.engine.lanes.partition import Partition, PartitionTable, partition_table
 from tidelane.engine.ledger import BlockNames, Ledger
 from tidelane.engine.loop import Loop
@@ -152,6 +154,29 @@ class VirtualExecutor:
         return Sampled(sequence_id, NewToken(1000 + len(self.sequences[sequence_id].tokens)))
 
 
+class LateMover:
+    """What is loaded is there at once; what is stored, three looks later."""
+
+    def __init__(self) -> None:
+        self._under_way: list[tuple[int, Move]] = []
+        self._looks = 0
+
+    def start(self, moves: abc.Sequence[Move]) -> None:
+        for move in moves:
+            if isinstance(move, Load):
+                move.arrival.reached(1000)
+            self._under_way.append((self._looks + (0 if isinstance(move, Load) else 3), move))
+
+    def poll(self) -> list[tuple[Move, bool]]:
+        self._looks += 1
+        ended = [(move, True) for due, move in self._under_way if due < self._looks]
+        self._under_way = [entry for entry in self._under_way if entry[0] >= self._looks]
+        return ended
+
+    def close(self) -> None:
+        """There are no threads."""
+
+
 class MemoryDesk:
     """Messages in lists instead of sockets."""
 
@@ -191,6 +216,7 @@ class World:
         table: PartitionTable | None = None,
         fail: Callable[[PrefillSlice | None], bool] = lambda _: False,
         names: BlockNames | None = None,
+        host_slots: int = 0,
     ) -> None:
         self.clock = VirtualClock()
         self.ended: list[tuple[Timeline | None, Slo]] = []
@@ -206,6 +232,7 @@ class World:
             estimates=true_estimates(units, layers),
             ended=lambda timeline, slo: self.ended.append((timeline, slo)),
             names=names,
+            host_slots=host_slots,
         )
         self.executor = VirtualExecutor(self.clock, units, layers, self.ledger.sequences, fail)
         canary = Canary(blocks, block_tokens, prints=np.zeros_like)  # there are no bytes
@@ -213,6 +240,7 @@ class World:
         self.loop = Loop(
             ledger=self.ledger,
             policies=self.policies,
+            mover=WatchedMover(LateMover() if host_slots else NoMover(), canary),
             executor=WatchedExecutor(self.executor, canary, self.ledger.sequences, layers),
             desk=self.desk,
             usage=self.usage,
@@ -233,7 +261,7 @@ class World:
         self.turn()
         end_s = self.executor.next_end_s
         if end_s is None:
-            return False
+            return not self.ledger.pool.still  # a move that ends wakes the loop
         self.clock.now_s = end_s
         self.turn()
         return True

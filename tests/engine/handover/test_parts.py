@@ -18,6 +18,7 @@ from tidelane.engine.handover.messages import Compute, Computed, FromPrefill, Pr
 from tidelane.engine.handover.opening import Cores
 from tidelane.engine.handover.prefill_process import HandingModel
 from tidelane.engine.handover.prefill_side import LONGEST_DELAY_S, restart_delay_s
+from tidelane.engine.kv.cache import Holding
 from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.kv.layout import KVLayout
 from tidelane.engine.kv.shared import SharedMemory, mapped
@@ -109,7 +110,7 @@ def test_a_prompt_is_the_same_sequence_on_the_other_side() -> None:
     sequence = Sequence(request, Slo(ttft_s=1.0, tpot_s=0.1))
     sequence.append(NewToken(11), 2.0)
     sequence.append(NewToken(11), 3.0)
-    sequence.blocks = [4, 9]
+    sequence.holding = Holding([4, 9])
     order = Compute(PrefillSlice(7, (Span("r", 0, 5),), 0, 4), 2, (Prompt.of(sequence),))
     told = msgspec.msgpack.decode(msgspec.msgpack.encode(order), type=ToPrefill)
     assert told == order

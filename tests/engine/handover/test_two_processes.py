@@ -25,6 +25,7 @@ from tidelane.engine.errors import CannotServe, PrefillSideLost
 from tidelane.engine.handover.config import PrefillConfig
 from tidelane.engine.handover.messages import Compute, Prompt
 from tidelane.engine.handover.prefill_side import LEASE_S, Down, News, PrefillSide, Up
+from tidelane.engine.kv.cache import Holding
 from tidelane.engine.kv.shared import SharedMemory
 from tidelane.engine.ledger import MOST_PREFILLS_LOST
 from tidelane.engine.model.loading import LoadedModel, load
@@ -251,7 +252,7 @@ def test_one_that_does_not_answer_loses_its_lease_and_its_life(loaded: LoadedMod
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         sequence = Sequence(request("a", 64, 1), Slo(1.0, 0.1))
-        sequence.blocks = [0, 1, 2, 3, 4]
+        sequence.holding = Holding([0, 1, 2, 3, 4])
         whole = PrefillSlice(1, (Span("a", 0, 64),), 0, loaded.facts.layers)
         bench.side.order(1, Compute(whole, 1, (Prompt.of(sequence),)))
         bench.now_s = LEASE_S - 1

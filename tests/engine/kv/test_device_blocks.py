@@ -22,7 +22,8 @@ class Books:
     """Sequences as the ledger would treat them; `named` counts those of a sequence's blocks that are published."""
 
     def __init__(self, total: int) -> None:
-        self.pool = DeviceBlocks(total)
+        self.here: set[Key] = set()
+        self.pool = DeviceBlocks(total, self.here.add, self.here.remove)
         self.blocks: dict[str, list[int]] = {}
         self.paths: dict[str, str] = {}
         self.named: dict[str, int] = {}
@@ -30,9 +31,7 @@ class Books:
 
     def found(self, path: str) -> int:
         keys = keys_of(path)
-        found = self.pool.present.follow("probe", keys)
-        self.pool.present.leave("probe")
-        return found
+        return next((n for n, key in enumerate(keys) if key not in self.pool), len(keys))
 
     def start(self, name: str, path: str) -> None:
         found = self.found(path)
@@ -47,8 +46,10 @@ class Books:
             return
         block = self.blocks[name][at]
         self.contents[block] = keys[at]
-        self.blocks[name][at] = self.pool.publish(keys[at - 1] if at else b"", keys[at], block)
-        self.named[name] = at + 1
+        named = self.pool.publish(keys[at], block, self.blocks[name][at - 1] if at else None)
+        if named is not None:
+            self.blocks[name][at] = named
+            self.named[name] = at + 1
 
     def end(self, name: str) -> None:
         self.pool.release(self.blocks.pop(name))
@@ -90,6 +91,8 @@ def test_nobody_reads_what_another_wrote(total: int, steps: list[tuple[str, int,
                 holders[block] = holders.get(block, 0) + 1
         assert pool.free == total - len(holders)
         assert 0 <= pool.idle <= pool.free
+        assert all(key in pool for key in books.here)
+        assert all(key[:-1] in books.here for key in books.here if len(key) > 1)
         for each, held in books.blocks.items():
             named = books.named[each]
             assert [books.contents[block] for block in held[:named]] == keys_of(books.paths[each])[:named]
@@ -156,11 +159,26 @@ def test_what_was_spoilt_is_found_no_more_nor_what_came_of_it() -> None:
 
 
 def test_no_more_is_given_than_there_is() -> None:
-    pool = DeviceBlocks(4)
+    pool = Books(4).pool
     blocks = pool.allocate(3)
     with pytest.raises(OutOfBlocks, match="2 blocks asked for, 1 of 4 free"):
         pool.allocate(2)
-    pool.publish(b"", b"a", blocks[0])
+    pool.publish(b"a", blocks[0], None)
     pool.release(blocks)
     with pytest.raises(ValueError, match=f"block {blocks[0]} is not held"):
         pool.release(blocks[:1])
+
+
+def test_what_is_computed_from_what_was_spoilt_gets_no_name() -> None:
+    books = Books(12)
+    books.start("spoilt", "ab")
+    for _ in "ab":
+        books.compute("spoilt")
+    books.start("reader", "abc")
+    books.pool.forget(books.blocks["spoilt"])
+    # The same name again, of another block: what "reader" has is not that.
+    books.start("fresh", "ab")
+    for _ in "ab":
+        books.compute("fresh")
+    books.compute("reader")
+    assert (books.found("abc"), books.named["reader"]) == (2, 2)

@@ -18,10 +18,13 @@ from tidelane.engine.channel import Abort, AboutRequest, Refused, Submit, ToFron
 from tidelane.engine.execution.calibration import calibrate
 from tidelane.engine.execution.cpu import CpuExecutor
 from tidelane.engine.execution.executor import Executor
-from tidelane.engine.execution.watched import WatchedExecutor
+from tidelane.engine.execution.watched import WatchedExecutor, WatchedMover
 from tidelane.engine.handover.opening import Cores, Sides, open_sides
 from tidelane.engine.kv.canary import Canary
 from tidelane.engine.kv.device import DevicePool
+from tidelane.engine.kv.host_memory import HostMemory
+from tidelane.engine.kv.mover import HostMover
+from tidelane.engine.kv.moves import Mover, NoMover
 from tidelane.engine.lanes.cores import CpuLanes, leave_compute_to_lanes
 from tidelane.engine.lanes.partition import PartitionTable, partition_table
 from tidelane.engine.ledger import BlockNames, Ledger
@@ -88,8 +91,8 @@ class InProcessEngine:
     folder; `table`, `model` and `clock` are then of no use, and the mode stays what it is.
     `table` defaults to all the splits of `cores`. `schedulers` are the policies by mode; `desk.mode` picks one, and may
     be set at any moment. `model` is for a view of `loaded` that measures itself. Without `names` no prompt finds what
-    another has computed. With `watched` the canary looks at all KV before it is read. The calling thread computes with
-    one thread from then on.
+    another has computed. With `watched` the canary looks at all KV before it is read. What `host_slots` blocks of host
+    memory hold outlasts its room on the device. The calling thread computes with one thread from then on.
 
     Public parts: `ledger`, `desk`, `executor`, `usage`, `loop`, `lanes`, `pool`, `prefill_side` if there is one, and
     `ended`, what the ledger said of each request that ran to its end.
@@ -110,6 +113,7 @@ class InProcessEngine:
         model: SlicedModel | None = None,
         names: BlockNames | None = None,
         watched: bool = False,
+        host_slots: int = 0,
     ) -> None:
         leave_compute_to_lanes()
         layout = loaded.facts.kv_layout
@@ -141,7 +145,12 @@ class InProcessEngine:
             estimates=estimates,
             ended=self._note_end,
             names=names,
+            host_slots=host_slots,
         )
+        self.mover: Mover = NoMover()
+        if host_slots:
+            host = HostMemory.allocate(layout, host_slots, loaded.facts.dtype)
+            self.mover = HostMover(self.pool, host, self._wakeup.notify)
         executor: Executor = (
             sides.executor(self.ledger.sequences, self._wakeup.notify)
             if sides is not None
@@ -150,12 +159,14 @@ class InProcessEngine:
         if watched:
             canary = Canary(kv_blocks, layout.block_tokens, self.pool.prints)
             executor = WatchedExecutor(executor, canary, self.ledger.sequences, model.layers)
+            self.mover = WatchedMover(self.mover, canary)
         self.executor = executor
         self.usage = Usage(table.units, clock())
         self.loop = Loop(
             ledger=self.ledger,
             policies=self.schedulers,
             executor=self.executor,
+            mover=self.mover,
             desk=self.desk,
             usage=self.usage,
             clock=clock,
@@ -194,10 +205,12 @@ class InProcessEngine:
 
     def close(self) -> None:
         self.executor.close()
+        self.mover.close()
         self._wakeup.close()
 
     def _idle(self) -> bool:
-        return self.ledger.empty and not self.desk.unread and self.ledger.flight.idle
+        still = self.ledger.flight.idle and self.ledger.pool.still
+        return self.ledger.empty and not self.desk.unread and still
 
     def _note_end(self, timeline: Timeline | None, slo: Slo) -> None:
         self.ended.append((timeline, slo))

@@ -11,6 +11,7 @@ from tidelane.engine.bench.sent import answers, token_times
 from tidelane.engine.channel import AboutRequest, Refused, Submit, ToFront, Tokens
 from tidelane.engine.estimation.estimates import Estimates
 from tidelane.engine.execution.executor import Executor
+from tidelane.engine.kv.moves import NoMover
 from tidelane.engine.lanes.partition import PartitionTable
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.loop import Loop
@@ -87,6 +88,7 @@ class Rig:
         self.loop = Loop(
             ledger=self.ledger,
             policies=schedulers,
+            mover=NoMover(),
             executor=self.executor,
             desk=self.desk,
             usage=self.usage,

@@ -30,7 +30,8 @@ def computed_spans(
 
 def rows_of(sequences: Mapping[str, Sequence], span: Span) -> Rows:
     sequence = sequences[span.id]
-    return Rows(sequence.tokens[span.start : span.stop], span.start, sequence.blocks)
+    holding = sequence.holding
+    return Rows(sequence.tokens[span.start : span.stop], span.start, holding.blocks, holding.arrivals)
 
 
 def outcome(

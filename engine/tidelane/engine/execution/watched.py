@@ -1,4 +1,4 @@
-"""An executor under watch: before each launch the canary looks at all KV that the launch will read."""
+"""Executor and mover under watch: before each launch the canary looks at all KV that the launch will read."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tidelane.engine.execution.executor import Completion, Event, Executor
 from tidelane.engine.kv.canary import Canary
+from tidelane.engine.kv.moves import Load, Move, Mover, Store
 from tidelane.engine.scheduling.plan import Plan, Span
 from tidelane.engine.sequence import Sequence as Running
 
@@ -27,6 +28,8 @@ class WatchedExecutor:
             starting += plan.prefill.spans
         for span in starting:
             sequence = self._sequences[span.id]
+            for arrival in sequence.holding.arrivals:  # the launch would wait for it layer by layer
+                arrival.wait(self._layers - 1)
             self._canary.check(span.id, sequence.blocks, sequence.tokens, span.start)
             self._canary.opens(sequence.blocks, span.start, span.stop)
         self._executor.launch(plan)
@@ -55,3 +58,28 @@ class WatchedExecutor:
     def _step(self, name: str) -> Span:
         computed = self._sequences[name].computed
         return Span(name, computed, computed + 1)
+
+
+class WatchedMover:
+    """`mover` is this one's to close."""
+
+    def __init__(self, mover: Mover, canary: Canary) -> None:
+        self._mover = mover
+        self._canary = canary
+
+    def start(self, moves: Sequence[Move]) -> None:
+        for move in moves:
+            if isinstance(move, Load):
+                for slot, block in zip(move.slots, move.blocks, strict=True):
+                    self._canary.loading(slot, block)
+        self._mover.start(moves)
+
+    def poll(self) -> Sequence[tuple[Move, bool]]:
+        ended = self._mover.poll()
+        for move, well in ended:
+            if isinstance(move, Store) and well:
+                self._canary.stored(move.block, move.slot)
+        return ended
+
+    def close(self) -> None:
+        self._mover.close()

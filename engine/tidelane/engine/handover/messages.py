@@ -6,6 +6,7 @@ import msgspec
 
 from tidelane.engine.estimation.passes import PassTimes
 from tidelane.engine.execution.executor import Completion
+from tidelane.engine.kv.cache import Holding
 from tidelane.engine.request import Request
 from tidelane.engine.scheduling.plan import PrefillSlice
 from tidelane.engine.sequence import Sequence
@@ -32,7 +33,7 @@ class Prompt(msgspec.Struct, frozen=True):
         sequence = Sequence(self.request, self.slo)
         sequence.tokens += self.generated
         sequence.output_counts.update(self.generated)
-        sequence.blocks = list(self.blocks)
+        sequence.holding = Holding(list(self.blocks))
         sequence.prompt_logprobs_sent = self.prompt_logprobs_sent
         return sequence
 

@@ -5,7 +5,7 @@ Latencies are taken from the loop's time stamps as its messages arrive, never fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -206,43 +206,53 @@ class _LoopCollector(Collector):
             "kv_cache_usage_perc", "Part of the KV pool in use; 1 is all of it", used / max(1, beat.kv_blocks_total)
         )
         yield self._counter("num_preemptions", "Requests that lost their KV to others", beat.preemptions)
-        yield self._gauges("kv_tier_blocks", "KV blocks by tier and state", ("tier", "state"), {
-            ("device", "used"): used,
-            ("device", "idle"): beat.kv_blocks_idle,
-            ("device", "free"): beat.kv_blocks_free - beat.kv_blocks_idle,
-        })  # fmt: skip
-        yield self._counter("kv_evictions", "Idle KV blocks that made room for others", beat.kv_evictions)
+        yield from self._tiers(beat)
         yield self._gauge("compute_units", "SMs or cores of the device", beat.compute_units)
         yield self._gauges("lane_compute_units", "SMs or cores of each lane, nominal; 0: not split", ("lane",), {
             ("decode",): beat.decode_units, ("prefill",): beat.prefill_units,
         })  # fmt: skip
         yield self._counter("lane_switches", "Times the border between the lanes moved", beat.lane_moves)
-        moves = CounterMetricFamily(
-            "tidelane_lane_switches_to",
+        yield self._counters(
+            "lane_switches_to",
             "Moves of the border, by the units of decode and prefill after it",
-            labels=[*_LABELS, "border"],
+            ("border",),
+            {(border,): count for border, count in beat.lane_moves_to.items()},
         )
-        for border, count in beat.lane_moves_to.items():
-            moves.add_metric([self._model_name, border], count)
-        yield moves
         yield self._counter("steps", "Decode steps and prefill slices", beat.steps)
         yield self._gauges("slo_target_seconds", "Latency targets in force", ("target",), {
             ("ttft",): beat.slo.ttft_s,
             ("ttft_per_1k_input_tokens",): beat.slo.ttft_per_1k_input_tokens_s,
             ("tpot",): beat.slo.tpot_s,
         })  # fmt: skip
-        busy = CounterMetricFamily(
-            "tidelane_lane_busy_seconds", "Time by what the device did: realised lanes", labels=[*_LABELS, "kind"]
+        yield self._counters(
+            "lane_busy_seconds",
+            "Time by what the device did: realised lanes",
+            ("kind",),
+            {(kind,): seconds for kind, seconds in beat.busy_s.items()},
         )
-        for kind, seconds in beat.busy_s.items():
-            busy.add_metric([self._model_name, kind], seconds)
-        yield busy
+
+    def _tiers(self, beat: Heartbeat) -> Iterable[Metric]:
+        blocks: dict[tuple[str, ...], float] = {
+            ("device", "used"): beat.kv_blocks_total - beat.kv_blocks_free,
+            ("device", "idle"): beat.kv_blocks_idle,
+            ("device", "free"): beat.kv_blocks_free - beat.kv_blocks_idle,
+        }
+        evictions: dict[tuple[str, ...], float] = {("device",): beat.kv_evictions}
+        moved: dict[tuple[str, ...], float] = {}
+        host = beat.kv_host
+        if host is not None:
+            blocks |= {("host", "idle"): host.total - host.free, ("host", "free"): host.free}
+            evictions |= {("host",): host.evictions}
+            moved = {("host", "store"): host.stored, ("host", "load"): host.loaded}
+        yield self._gauges("kv_tier_blocks", "KV blocks by tier and state", ("tier", "state"), blocks)
+        yield self._counters("kv_evictions", "Idle KV blocks that made room for others", ("tier",), evictions)
+        yield self._counters("kv_moved_blocks", "KV blocks copied to a tier and from it", ("tier", "way"), moved)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         return self._gauges(name, text, (), {(): value})
 
     def _gauges(
-        self, name: str, text: str, labels: tuple[str, ...], values: dict[tuple[str, ...], float]
+        self, name: str, text: str, labels: tuple[str, ...], values: Mapping[tuple[str, ...], float]
     ) -> GaugeMetricFamily:
         family = GaugeMetricFamily(f"tidelane_{name}", text, labels=[*_LABELS, *labels])
         for label_values, value in values.items():
@@ -250,6 +260,12 @@ class _LoopCollector(Collector):
         return family
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"tidelane_{name}", text, labels=list(_LABELS))
-        family.add_metric([self._model_name], value)
+        return self._counters(name, text, (), {(): value})
+
+    def _counters(
+        self, name: str, text: str, labels: tuple[str, ...], values: Mapping[tuple[str, ...], float]
+    ) -> CounterMetricFamily:
+        family = CounterMetricFamily(f"tidelane_{name}", text, labels=[*_LABELS, *labels])
+        for label_values, value in values.items():
+            family.add_metric([self._model_name, *label_values], value)
         return family

@@ -21,11 +21,15 @@ class WrongKV(RuntimeError):
 
 
 class Canary:
-    """For each slot the token and its position, and what `prints` made of the slot's bytes: [slots] to [slots]."""
+    """For each slot the token and its position, and what `prints` made of the slot's bytes: [slots] to [slots].
+
+    What moves between tiers takes its shadow along.
+    """
 
     def __init__(self, blocks: int, block_tokens: int, prints: Callable[[Slots], Slots]) -> None:
         self._block_tokens = block_tokens
         self._prints = prints
+        self._below: dict[int, tuple[Slots, Slots, Slots]] = {}  # by slot of the host tier
         self._tokens = np.full(blocks * block_tokens, _NEVER, dtype=np.int64)
         self._positions = np.zeros_like(self._tokens)
         self._bytes = np.zeros_like(self._tokens)
@@ -48,6 +52,23 @@ class Canary:
         self._compare(who, "token", slots, self._tokens[slots], np.asarray(tokens[:stop], dtype=np.int64))
         self._compare(who, "position", slots, self._positions[slots], places)
         self._compare(who, "bytes", slots, self._bytes[slots], self._prints(slots))
+
+    def stored(self, block: int, slot: int) -> None:
+        """The host tier has in `slot` what device block `block` has."""
+        tokens, positions, prints = (part[self._of(block)].copy() for part in self._parts)
+        self._below[slot] = (tokens, positions, prints)
+
+    def loading(self, slot: int, block: int) -> None:
+        """The device block gets what the host tier has in `slot`."""
+        for part, shadow in zip(self._parts, self._below[slot], strict=True):
+            part[self._of(block)] = shadow
+
+    @property
+    def _parts(self) -> tuple[Slots, Slots, Slots]:
+        return self._tokens, self._positions, self._bytes
+
+    def _of(self, block: int) -> slice:
+        return slice(block * self._block_tokens, (block + 1) * self._block_tokens)
 
     def _compare(self, who: str, what: str, slots: Slots, found: Slots, expected: Slots) -> None:
         wrong = np.flatnonzero(found != expected)

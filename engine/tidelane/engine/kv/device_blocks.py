@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -29,18 +29,22 @@ class DeviceBlocks:
     Whoever holds a named block holds those before it in its chain, too: so the first blocks of a chain are in at least
     as many hands as those behind them, and an idle block has only idle ones behind it.
 
-    `present` and `held` follow waiting prompts: how many of their first blocks are here, and how many of these some
-    sequence holds, so that they take no room.
+    `came` and `went` hear of each name that can be found from now on, or no more. `held` follows how many of the first
+    blocks of waiting prompts some sequence holds, so that they take no room.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, came: Callable[[Key], None], went: Callable[[Key], None]) -> None:
         self._pool = BlockPool(total)
         self._by_key: dict[Key, _Named] = {}
         self._by_block: dict[int, _Named] = {}
         self._idle = LeastRecentlyUsed()
-        self.present = Frontier(self._by_key.__contains__)
+        self._came = came
+        self._went = went
         self.held = Frontier(self._is_held)
         self.evictions = 0
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._by_key
 
     @property
     def total(self) -> int:
@@ -76,15 +80,22 @@ class DeviceBlocks:
                 self.held.rose(key)
         return blocks
 
-    def publish(self, parent: Key, key: Key, block: int) -> int:
-        """`block`, which one sequence holds behind that of `parent`, is written and gets a name. The block to hold from
-        now on: another, if it is here under this name already."""
+    def publish(self, key: Key, block: int, before: int | None) -> int | None:
+        """`block`, which one sequence holds behind block `before`, is written and gets a name. The block to hold from
+        now on: another, if it is here under this name already. None, and nothing happens, if `before` has lost its
+        name: then this one was computed from what must not be used again."""
+        parent = b""
+        if before is not None:
+            stands = self._by_block.get(before)
+            if stands is None or self._by_key.get(stands.key) is not stands:
+                return None
+            parent = stands.key
         named = self._by_key.get(key)
         if named is not None:
             self._pool.release((block,))
             return self.take((key,))[0]
         self._by_key[key] = self._by_block[block] = _Named(key, parent, block, 1)
-        self.present.rose(key)
+        self._came(key)
         self.held.rose(key)
         return block
 
@@ -138,7 +149,7 @@ class DeviceBlocks:
     def _unname(self, named: _Named) -> None:
         """Only of what nothing stands behind."""
         del self._by_key[named.key]
-        self.present.fell(named.key)
+        self._went(named.key)
         if named.holders:
             self.held.fell(named.key)
         else:

@@ -54,6 +54,8 @@ def paged_attention(
         raise ValueError("paged attention needs its batch: pass ragged= to the model")
     refuse_special_attention(options)
     layer: int = module.layer_idx  # type: ignore[assignment]
+    for arrival in ragged.arrivals:
+        arrival.wait(layer)
     keys, values = ragged.pool.keys[layer], ragged.pool.values[layer]
     keys.index_copy_(0, ragged.write_slots, key.squeeze(0).transpose(0, 1))
     values.index_copy_(0, ragged.write_slots, value.squeeze(0).transpose(0, 1))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from tidelane.engine.kv.device import DevicePool
+from tidelane.engine.kv.moves import Arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class Rows:
     tokens: Sequence[int]
     start: int
     blocks: list[int]
+    arrivals: tuple[Arrival, ...] = ()  # of blocks that may not be there yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class RaggedBatch:
     positions: torch.Tensor
     write_slots: torch.Tensor
     segments: tuple[Segment, ...]
+    arrivals: tuple[Arrival, ...] = ()
 
     @staticmethod
     def build(rows: Sequence[Rows], pool: DevicePool) -> RaggedBatch:
@@ -61,7 +64,10 @@ class RaggedBatch:
             adjacent = blocks == list(range(blocks[0], blocks[0] + len(blocks)))
             slots = None if adjacent else _slots(blocks, block_tokens, context)
             segments.append(Segment(first, len(tokens), context, blocks[0] * block_tokens, slots))
-        return RaggedBatch(pool, torch.tensor(tokens), torch.tensor(positions), torch.tensor(writes), tuple(segments))
+        arrivals = tuple(arrival for part in rows for arrival in part.arrivals)
+        return RaggedBatch(
+            pool, torch.tensor(tokens), torch.tensor(positions), torch.tensor(writes), tuple(segments), arrivals
+        )
 
 
 def _slots(blocks: list[int], block_tokens: int, context: int) -> torch.Tensor:

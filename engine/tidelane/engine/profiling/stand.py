@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from tidelane.engine.execution.executor import Completion, Executor
+from tidelane.engine.kv.cache import Holding
 from tidelane.engine.profiling.probes import Probe
 from tidelane.engine.request import Request, Sampling
 from tidelane.engine.scheduling.plan import DecodeBatch, Plan, PrefillSlice, Span
@@ -130,7 +131,7 @@ class Stand:
         prompt = tuple(1 + at % (self._vocab_size - 1) for at in range(tokens))
         request = Request(name, prompt, 1, Sampling(seed=0, temperature=0.0), arrival_s=0.0)
         end = block + -(-tokens // self._block_tokens)
-        self._sequences[name] = Sequence(request, _NO_SLO, computed=computed, blocks=list(range(block, end)))
+        self._sequences[name] = Sequence(request, _NO_SLO, computed=computed, holding=Holding(list(range(block, end))))
         return end
 
 

@@ -57,13 +57,12 @@ def grow(state: State) -> Growth:
 
 
 def _victims(state: State) -> list[Decoding | Prefilling]:
-    """Who holds blocks that nobody is writing, lowest priority last."""
+    """Who holds blocks that would get free, and that nobody is writing; lowest priority last."""
     busy = set(state.flight.ids)
     if state.paused is not None:
         busy.update(span.id for span in state.paused.spans)
-    holders: list[Decoding | Prefilling] = [s for s in state.decoding if s.id not in busy]
-    holders += [s for s in state.prefilling if s.id not in busy]
-    return sorted(holders, key=lambda s: s.priority)
+    holders: list[Decoding | Prefilling] = [*state.decoding, *state.prefilling]
+    return sorted((s for s in holders if s.id not in busy and _held(state, s)), key=lambda s: s.priority)
 
 
 def _held(state: State, sequence: Decoding | Prefilling) -> int:
@@ -91,7 +90,7 @@ class Room(Protocol):
 
 def fill(
     state: State,
-    free_blocks: int,
+    growth: Growth,
     candidates: Iterable[Waiting],
     max_tokens: int,
     *,
@@ -105,13 +104,15 @@ def fill(
     fit; without `cut` only if it stands first, and otherwise it waits for a pass of its own. One block for each
     decoding sequence stays free, or the newcomers would be pre-empted at once.
     """
-    free = free_blocks - len(state.decoding)
+    free = growth.free_blocks - len(state.decoding)
     places = max_running - len(state.decoding) - len(state.prefilling)
     spans: list[Span] = []
     admit: list[str] = []
     tokens_left = max_tokens
     full = False
     for sequence in candidates:
+        if sequence.id in growth.preempt:
+            continue  # it has just lost what it had
         left = sequence.tokens - sequence.computed
         if tokens_left < 1 or (left > tokens_left and spans and not cut):
             break

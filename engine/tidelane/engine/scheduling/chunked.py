@@ -42,7 +42,7 @@ class ChunkedScheduler:
         room = None
         if self._chunk_tokens is None and budget_s is not None and chunk > SMALLEST_CHUNK:
             room = TimeLeft(state, decode, budget_s)
-        filling = fill(state, growth.free_blocks, jobs, chunk, max_running=self._max_running, room=room)
+        filling = fill(state, growth, jobs, chunk, max_running=self._max_running, room=room)
         return fused_plan(state, growth, filling, reason, budget_s)
 
     def pace(self, state: State, now_s: float) -> float:

@@ -254,7 +254,7 @@ class LanesScheduler:
             return None
         start, jobs = found
         room = self._pass_tokens(state, units, start, beside_decode=beside_decode)
-        filling = fill(state, now.growth.free_blocks, jobs, room, max_running=self._max_running)
+        filling = fill(state, now.growth, jobs, room, max_running=self._max_running)
         if not filling.spans:
             return None
         all_s = seconds(Phase.PREFILL, units, prefill_work((s.start, s.stop) for s in filling.spans)) * slower
@@ -357,9 +357,7 @@ class LanesScheduler:
         filling = Filling()
         if found is not None:
             room = TimeLeft(state, now.work, chunk.seconds)
-            filling = fill(
-                state, now.growth.free_blocks, found[1], chunk.tokens, max_running=self._max_running, room=room
-            )
+            filling = fill(state, now.growth, found[1], chunk.tokens, max_running=self._max_running, room=room)
         growth = replace(now.growth, decode=now.stepping)
         if not filling.spans:
             return fused_plan(state, growth, filling, "no one may join: decode on the whole device", now.budget_s)

@@ -25,7 +25,7 @@ class MixedScheduler:
         growth = grow(state)
         filling = fill(
             state,
-            growth.free_blocks,
+            growth,
             self._order.arrange(state, now_s, self.pace(state, now_s)).jobs,
             self._max_pass_tokens,
             max_running=self._max_running,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from tidelane.engine.kv.moves import NoMover
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.loop import Loop
 from tidelane.engine.request import Request
@@ -76,6 +77,7 @@ class VirtualEngine:
             ledger=self.ledger,
             policies={POLICY: scheduler},
             executor=self.executor,
+            mover=NoMover(),
             desk=self.desk,
             usage=self.usage,
             clock=clock,

@@ -1,0 +1,192 @@
+"""The KV cache: what each sequence holds, what is found for it in any tier, and what moves between them.
+
+Single-threaded, and nothing but books: copies are the mover's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tidelane.engine.kv.device_blocks import DeviceBlocks
+from tidelane.engine.kv.frontier import Frontier
+from tidelane.engine.kv.host_blocks import HostBlocks
+from tidelane.engine.kv.keys import Key
+from tidelane.engine.kv.moves import Arrival, Load, Move, Store
+
+
+class Holding(msgspec.Struct):
+    """The device blocks of one sequence, in the order of its tokens; the first of them have the names `keys`.
+
+    `wanted` are names found below the device, whose blocks come next. `arrivals` are under way, for it or for others
+    before. While it has `moves`, its blocks are copied from or to, and stay though it is `given_up`.
+    """
+
+    blocks: list[int] = []
+    keys: list[Key] = []
+    wanted: tuple[Key, ...] = ()
+    arrivals: tuple[Arrival, ...] = ()
+    moves: int = 0
+    given_up: bool = False
+
+
+class KVCache:
+    """`blocks` on the device, and slots for `host_slots` in host memory.
+
+    In each tier what is behind another in a chain is there only together with that. So what is found of a chain is a
+    beginning of it, which `present` follows for waiting prompts; `held` follows how much of that takes no room on the
+    device, since a sequence holds it.
+    """
+
+    def __init__(self, blocks: int, host_slots: int = 0) -> None:
+        self.device = DeviceBlocks(blocks, self._came_to_device, self._left_device)
+        self.host = HostBlocks(host_slots, self._came_to_host, self._left_host)
+        self.present = Frontier(self._is_present)
+        self.held = self.device.held
+        self.loaded_blocks = 0
+        self.stored_blocks = 0
+        self._arriving: dict[Key, Arrival] = {}
+        self._owners: dict[int, Holding] = {}  # of moves, by identity
+        self._moves: list[Move] = []
+
+    @property
+    def total(self) -> int:
+        return self.device.total
+
+    @property
+    def free(self) -> int:
+        """Device blocks that can be had."""
+        return self.device.free
+
+    @property
+    def still(self) -> bool:
+        """Nothing is on its way."""
+        return not self._owners
+
+    def hold(self, keys: Sequence[Key]) -> Holding:
+        """What is there of the chain `keys`, all of which `present` has found. What is below the device comes with the
+        blocks that `extend` finds room for."""
+        here = next((at for at, key in enumerate(keys) if key not in self.device), len(keys))
+        wanted = tuple(keys[here:])
+        self.host.read(wanted)
+        return Holding(self.device.take(keys[:here]), list(keys), wanted, self._under_way(keys[:here]))
+
+    def extend(self, holding: Holding, blocks: int) -> None:
+        """More device blocks, up to so many. Raises OutOfBlocks."""
+        if holding.wanted:
+            self._fetch(holding)
+        missing = blocks - len(holding.blocks)
+        if missing > 0:
+            last = holding.blocks[-1] if holding.blocks else None
+            holding.blocks += self.device.allocate(missing, after=last)
+
+    def name(self, holding: Holding, key: Key) -> None:
+        """The first block of `holding` that has no name is full, and gets this one; unless those before have lost
+        theirs."""
+        at = len(holding.keys)
+        block = self.device.publish(key, holding.blocks[at], holding.blocks[at - 1] if at else None)
+        if block is None:
+            return
+        if block != holding.blocks[at]:
+            # Another list: executors take it that what they have copied of one does not change.
+            holding.blocks = [*holding.blocks[:at], block, *holding.blocks[at + 1 :]]
+        parent = holding.keys[-1] if holding.keys else b""
+        holding.keys.append(key)
+        if self.host.total:
+            slot = self.host.reserve(parent, key)
+            if slot is not None:
+                self._start(Store(key, block, slot), holding)
+
+    def give_up(self, holding: Holding) -> None:
+        holding.given_up = True
+        self.host.used(holding.keys)
+        if holding.wanted:
+            self.host.was_read(holding.wanted)
+            holding.wanted = ()
+        if not holding.moves:
+            self.device.release(holding.blocks)
+
+    def spoil(self, holding: Holding) -> None:
+        """What it holds must not be used again, nor what was computed from it."""
+        self.device.forget(holding.blocks)
+        self.host.forget(holding.keys)
+
+    def shared(self, holding: Holding) -> int:
+        """How many of its blocks would not get free with it."""
+        return len(holding.blocks) if holding.moves else self.device.shared(holding.blocks)
+
+    def take_moves(self) -> list[Move]:
+        """To be started, in this order."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    def moved(self, move: Move, *, well: bool) -> None:
+        """It has ended."""
+        owner = self._owners.pop(id(move))
+        owner.moves -= 1
+        match move:
+            case Store():
+                self.host.written(move.key, well=well)
+                self.stored_blocks += well
+            case Load():
+                self.host.was_read(move.keys)
+                self.loaded_blocks += len(move.keys) if well else 0
+                for key in move.keys:
+                    if self._arriving.get(key) is move.arrival:
+                        del self._arriving[key]
+                owner.arrivals = tuple(each for each in owner.arrivals if each is not move.arrival)
+                if not well:
+                    self.device.forget(move.blocks)
+        if owner.given_up and not owner.moves:
+            self.device.release(owner.blocks)
+
+    def _fetch(self, holding: Holding) -> None:
+        """Device blocks for what was found below; those that others have fetched meanwhile are shared."""
+        wanted, holding.wanted = holding.wanted, ()
+        here = next((at for at, key in enumerate(wanted) if key not in self.device), len(wanted))
+        holding.blocks += self.device.take(wanted[:here])
+        holding.arrivals += self._under_way(wanted[:here])
+        self.host.was_read(wanted[:here])
+        missing = wanted[here:]
+        if not missing:
+            return
+        arrival = Arrival()
+        last = holding.blocks[-1] if holding.blocks else None
+        blocks = self.device.allocate(len(missing), after=last)
+        for before, key, block in zip((last, *blocks), missing, blocks, strict=False):
+            self.device.publish(key, block, before)
+            self._arriving[key] = arrival
+        holding.blocks += blocks
+        holding.arrivals += (arrival,)
+        slots = self.host.slots(missing)
+        self._start(Load(missing, slots, tuple(blocks), arrival), holding)
+
+    def _start(self, move: Move, owner: Holding) -> None:
+        owner.moves += 1
+        self._owners[id(move)] = owner
+        self._moves.append(move)
+
+    def _under_way(self, keys: Sequence[Key]) -> tuple[Arrival, ...]:
+        if not self._arriving:
+            return ()
+        return tuple({id(a): a for key in keys if (a := self._arriving.get(key)) is not None}.values())
+
+    def _is_present(self, key: Key) -> bool:
+        return key in self.device or key in self.host
+
+    def _came_to_device(self, key: Key) -> None:
+        if key not in self.host:
+            self.present.rose(key)
+
+    def _left_device(self, key: Key) -> None:
+        if key not in self.host:
+            self.present.fell(key)
+
+    def _came_to_host(self, key: Key) -> None:
+        if key not in self.device:
+            self.present.rose(key)
+
+    def _left_host(self, key: Key) -> None:
+        if key not in self.device:
+            self.present.fell(key)

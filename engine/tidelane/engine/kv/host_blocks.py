@@ -1,0 +1,156 @@
+"""Which block of which name is in which slot of host memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from tidelane.engine.kv.keys import Key
+
+
+class _Slot(msgspec.Struct):
+    """`behind` counts the slots whose blocks stand right behind this one's; `readers` the loads that read it."""
+
+    key: Key
+    parent: Key
+    number: int
+    behind: int = 0
+    readers: int = 0
+    ready: bool = False
+    spoilt: bool = False
+
+
+class HostBlocks:
+    """A slot is free; or being written, when nobody finds it; or ready, and then it is not written to any more.
+
+    What is behind another in a chain is only here together with that: room is made of ends of chains, the longest
+    unused first. `came` and `went` hear of each name that can be found from now on, or no more.
+    """
+
+    def __init__(self, slots: int, came: Callable[[Key], None], went: Callable[[Key], None]) -> None:
+        self.total = slots
+        self.evictions = 0
+        self._came = came
+        self._went = went
+        self._free = list(range(slots - 1, -1, -1))
+        self._slots: dict[Key, _Slot] = {}
+        self._ends: OrderedDict[Key, None] = OrderedDict()  # that may go, the longest unused first
+        self._spoilt: list[_Slot] = []  # in use all the same
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def __contains__(self, key: Key) -> bool:
+        """Whether it can be loaded."""
+        slot = self._slots.get(key)
+        return slot is not None and slot.ready and not slot.spoilt
+
+    def reserve(self, parent: Key, key: Key) -> int | None:
+        """A slot to write the block to; None if it is here or on its way, or if there is no place for it: what it
+        stands behind is not here (`parent`, empty for the first of a chain), or all slots are in use."""
+        before = self._slots.get(parent)
+        if key in self._slots or (parent and (before is None or before.spoilt)):
+            return None
+        if before is not None:
+            before.behind += 1  # so that it does not go to make room
+            self._ends.pop(parent, None)
+        if not self._free and not self._evict():
+            self._leave(before)
+            return None
+        number = self._free.pop()
+        self._slots[key] = _Slot(key, parent, number)
+        return number
+
+    def written(self, key: Key, *, well: bool) -> None:
+        """The writing of its slot has ended. If not `well`, nobody will find it."""
+        slot = self._slots[key]
+        slot.ready = True
+        before = self._slots.get(slot.parent)
+        if not slot.spoilt and (not well or (before is not None and before.spoilt)):
+            self._spoil(slot)
+        if slot.spoilt:
+            self._clear()
+        else:
+            self._came(key)
+            self._settle(slot)
+
+    def read(self, keys: Sequence[Key]) -> None:
+        """Someone will load these, which are here; they stay until `was_read`."""
+        for key in keys:
+            self._slots[key].readers += 1
+            self._ends.pop(key, None)
+
+    def slots(self, keys: Sequence[Key]) -> tuple[int, ...]:
+        return tuple(self._slots[key].number for key in keys)
+
+    def was_read(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            slot = self._slots[key]
+            slot.readers -= 1
+            self._settle(slot)
+        self._clear()
+
+    def used(self, keys: Sequence[Key]) -> None:
+        """Someone had use for this chain: its end goes later than those unused for longer."""
+        last = next((key for key in reversed(keys) if key in self._slots), None)
+        if last is not None and last in self._ends:
+            self._ends.move_to_end(last)
+
+    def forget(self, keys: Sequence[Key]) -> None:
+        """What is in these must not be used again, nor what stands behind them."""
+        behind: defaultdict[Key, list[_Slot]] = defaultdict(list)
+        for slot in self._slots.values():
+            behind[slot.parent].append(slot)
+        spoilt = [self._slots[key] for key in keys if key in self._slots][:1]
+        for slot in spoilt:
+            spoilt += behind[slot.key]
+        for slot in reversed(spoilt):
+            if not slot.spoilt:
+                if slot.ready:
+                    self._went(slot.key)
+                self._spoil(slot)
+        self._clear()
+
+    def _evict(self) -> bool:
+        if not self._ends:
+            return False
+        key, _ = self._ends.popitem(last=False)
+        self._went(key)
+        self._drop(self._slots[key])
+        self.evictions += 1
+        return True
+
+    def _drop(self, slot: _Slot) -> None:
+        del self._slots[slot.key]
+        self._free.append(slot.number)
+        self._leave(self._slots.get(slot.parent))
+
+    def _leave(self, before: _Slot | None) -> None:
+        """One less stands behind it. If none does it goes next: it was of use to nobody but those behind it."""
+        if before is not None:
+            before.behind -= 1
+            self._settle(before)
+            if before.key in self._ends:
+                self._ends.move_to_end(before.key, last=False)
+
+    def _settle(self, slot: _Slot) -> None:
+        if slot.ready and not (slot.spoilt or slot.readers or slot.behind):
+            self._ends[slot.key] = None
+
+    def _spoil(self, slot: _Slot) -> None:
+        slot.spoilt = True
+        self._spoilt.append(slot)
+        self._ends.pop(slot.key, None)
+
+    def _clear(self) -> None:
+        """Take back the slots that were spoilt and are not in use any more, ends first."""
+        while True:
+            done = [slot for slot in self._spoilt if slot.ready and not (slot.readers or slot.behind)]
+            if not done:
+                return
+            self._spoilt = [slot for slot in self._spoilt if slot not in done]
+            for slot in done:
+                self._drop(slot)

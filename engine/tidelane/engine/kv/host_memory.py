@@ -1,0 +1,62 @@
+"""The host tier's memory: blocks that do not fit on the device, each in one piece."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tidelane.engine.kv.device import DevicePool, zeros
+from tidelane.engine.kv.layout import KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """[slots, layers, layer bytes], uint8: of each layer of a block the keys, then the values, as they are.
+
+    Block by block, other than the device pool: a block is one piece to write to a disk, and a layer of it one to load.
+    """
+
+    layout: KVLayout
+    memory: torch.Tensor
+    dtype: torch.dtype
+
+    @property
+    def slots(self) -> int:
+        return self.memory.shape[0]
+
+    @staticmethod
+    def allocate(layout: KVLayout, slots: int, dtype: torch.dtype) -> HostMemory:
+        layer_bytes = layout.block_bytes // layout.layers
+        shape = (slots, layout.layers, layer_bytes)
+        return HostMemory(layout, zeros(shape, torch.uint8, torch.device("cpu")), dtype)
+
+    def store(self, pool: DevicePool, blocks: Sequence[int], slots: Sequence[int]) -> None:
+        for layer in range(self.layout.layers):
+            for device, host in self._parts(pool, layer):
+                for block, slot, count in runs(blocks, slots):
+                    host[slot : slot + count].copy_(device[block : block + count])
+
+    def load(self, pool: DevicePool, blocks: Sequence[int], slots: Sequence[int], layer: int) -> None:
+        for device, host in self._parts(pool, layer):
+            for block, slot, count in runs(blocks, slots):
+                device[block : block + count].copy_(host[slot : slot + count])
+
+    def _parts(self, pool: DevicePool, layer: int) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+        """Keys and values of a layer, [blocks, elements] on the device and [slots, elements] here."""
+        layout = self.layout
+        here = self.memory[:, layer].view(self.dtype)
+        keys = math.prod((layout.block_tokens, layout.heads, layout.key_dim))
+        device = (part[layer].view(pool.blocks, -1) for part in (pool.keys, pool.values))
+        return tuple(zip(device, (here[:, :keys], here[:, keys:]), strict=True))
+
+
+def runs(blocks: Sequence[int], slots: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Pairs that are adjacent on both sides, as (first block, first slot, how many): one copy each."""
+    first = 0
+    for at in range(1, len(blocks) + 1):
+        if at == len(blocks) or (blocks[at], slots[at]) != (blocks[at - 1] + 1, slots[at - 1] + 1):
+            yield blocks[first], slots[first], at - first
+            first = at

@@ -1,0 +1,217 @@
+"""The books of both tiers: whatever ends when, nobody reads what is not his."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidelane.engine.kv.cache import Holding, KVCache
+from tidelane.engine.kv.keys import Key
+
+from .movers import HandMover
+
+
+def keys_of(path: str) -> list[Key]:
+    """Those of the blocks of a chain: each is named by the path to it."""
+    return [path[: n + 1].encode() for n in range(len(path))]
+
+
+class World:
+    """Sequences as the ledger would treat them, and what is really in every block and slot."""
+
+    def __init__(self, blocks: int, slots: int) -> None:
+        self.cache = KVCache(blocks, slots)
+        self.mover = HandMover()
+        self.holdings: dict[str, Holding] = {}
+        self.paths: dict[str, str] = {}
+        self.device: dict[int, Key] = {}
+        self.host: dict[int, Key] = {}
+
+    def found(self, path: str) -> int:
+        keys = keys_of(path)[: len(path) - 1]
+        found = self.cache.present.follow("probe", keys)
+        self.cache.present.leave("probe")
+        return found
+
+    def start(self, name: str, path: str) -> None:
+        """One block more than the path is long, as a sequence has that goes on."""
+        keys = keys_of(path)[: self.found(path)]
+        held = self.cache.held.follow("probe", keys)
+        self.cache.held.leave("probe")
+        if len(path) + 1 - held > self.cache.free:
+            return
+        holding = self.holdings[name] = self.cache.hold(keys)
+        self.paths[name] = path
+        self.cache.extend(holding, len(path) + 1)
+        for block in holding.blocks[len(keys) :]:
+            self.device[block] = b"of " + name.encode()  # it writes there from now on
+        self.mover.start(self.cache.take_moves())
+
+    def compute(self, name: str) -> None:
+        """The next of its blocks is full. By then all that it began with has come."""
+        holding = self.holdings[name]
+        at = len(holding.keys)
+        if at == len(self.paths[name]):
+            return
+        while self.mover.loads:
+            self.end_load()
+        self.device[holding.blocks[at]] = keys_of(self.paths[name])[at]
+        self.cache.name(holding, keys_of(self.paths[name])[at])
+        self.mover.start(self.cache.take_moves())
+
+    def end(self, name: str) -> None:
+        self.cache.give_up(self.holdings.pop(name))
+        del self.paths[name]
+
+    def end_store(self, *, well: bool = True) -> None:
+        if self.mover.stores:
+            store = self.mover.stores[0]
+            assert self.device[store.block] == store.key
+            self.host[store.slot] = store.key if well else b"torn"
+            self.mover.end_store(well=well)
+            self.hear()
+
+    def end_load(self) -> None:
+        if self.mover.loads:
+            load = self.mover.loads[0]
+            assert [self.host[slot] for slot in load.slots] == list(load.keys)
+            self.device.update(zip(load.blocks, load.keys, strict=True))
+            self.mover.end_load()
+            self.hear()
+
+    def hear(self) -> None:
+        for move, well in self.mover.poll():
+            self.cache.moved(move, well=well)
+
+    def check(self) -> None:
+        cache = self.cache
+        for name, holding in self.holdings.items():
+            keys = keys_of(self.paths[name])
+            assert holding.keys == keys[: len(holding.keys)]
+            named = holding.blocks[: len(holding.keys)]
+            assert holding.arrivals or [self.device[block] for block in named] == holding.keys
+            for block in holding.blocks[len(holding.keys) :]:
+                assert self.device[block] == b"of " + name.encode() or self.device[block] in keys
+        everything = {path.encode() for path in PATHS}
+        for tier in (cache.device, cache.host):
+            assert all(key[:-1] in tier for key in everything if key in tier and len(key) > 1)
+
+
+PATHS = [a + b + c + d for a in "ab" for b in ("", "a", "b") for c in ("", "a", "b") for d in ("", "a", "b")]
+STEPS = st.tuples(
+    st.sampled_from(
+        ["start", "start", "compute", "compute", "compute", "end", "spoil", "store", "store", "tear", "load"]
+    ),
+    st.integers(0, 3),
+    st.sampled_from(sorted(set(PATHS))),
+)
+
+
+@settings(max_examples=400)
+@given(st.integers(5, 14), st.integers(0, 8), st.lists(STEPS, max_size=80))
+def test_nobody_reads_what_is_not_his(blocks: int, slots: int, steps: list[tuple[str, int, str]]) -> None:
+    world = World(blocks, slots)
+    for action, which, path in steps:
+        name = str(which)
+        there = name in world.holdings
+        match action:
+            case "start" if not there:
+                world.start(name, path)
+            case "compute" if there:
+                world.compute(name)
+            case "end" if there:
+                world.end(name)
+            case "spoil" if there:
+                world.cache.spoil(world.holdings[name])
+                named = world.holdings[name].keys
+                assert not any(key in world.cache.device or key in world.cache.host for key in named)
+                world.end(name)
+            case "store" | "tear":
+                world.end_store(well=action == "store")
+            case "load":
+                world.end_load()
+        world.check()
+    for name in list(world.holdings):
+        world.end(name)
+    while world.mover.stores or world.mover.loads:
+        world.end_store()
+        world.end_load()
+    assert world.cache.still
+    assert world.cache.free == blocks
+    world.check()
+
+
+def run(world: World, name: str, path: str) -> None:
+    """From beginning to end, with all that it stores."""
+    world.start(name, path)
+    for _ in path:
+        world.compute(name)
+    world.end(name)
+    while world.mover.stores:
+        world.end_store()
+
+
+def test_what_left_the_device_is_found_in_host_memory() -> None:
+    world = World(blocks=5, slots=8)
+    run(world, "first", "abc")
+    run(world, "other", "bbb")
+    assert world.found("abcx") == 3
+    assert world.cache.device.evictions > 0
+    world.start("again", "abca")
+    (load,) = world.mover.loads
+    assert set(load.keys) < set(keys_of("abca"))
+    arriving = [len(world.holdings["again"].arrivals)]
+    world.end_load()
+    arriving.append(len(world.holdings["again"].arrivals))
+    assert arriving == [1, 0]
+    world.check()
+
+
+def test_two_that_want_the_same_load_it_once() -> None:
+    world = World(blocks=9, slots=12)
+    run(world, "first", "aaa")
+    run(world, "other", "bbbbbbbb")
+    world.start("one", "aaax")
+    world.start("two", "aaay")
+    (load,) = world.mover.loads
+    assert load.keys == tuple(keys_of("aaa"))
+    assert world.holdings["two"].arrivals == world.holdings["one"].arrivals == (load.arrival,)
+    world.end("one")
+    world.end_load()
+    world.compute("two")
+    world.check()
+
+
+def test_blocks_that_are_copied_stay_until_that_has_ended() -> None:
+    world = World(blocks=4, slots=4)
+    world.start("first", "aaa")
+    for _ in range(3):
+        world.compute("first")
+    assert world.cache.shared(world.holdings["first"]) == 4, "none of its blocks would get free"
+    world.end("first")
+    assert world.cache.free == 0
+    for _ in range(3):
+        world.end_store()
+    assert world.cache.free == 4
+
+
+def test_a_store_that_failed_leaves_nothing_to_find() -> None:
+    world = World(blocks=4, slots=4)
+    world.start("first", "aaa")
+    for _ in range(3):
+        world.compute("first")
+    world.end("first")
+    world.end_store()
+    world.end_store(well=False)
+    world.end_store()
+    assert [key in world.cache.host for key in keys_of("aaa")] == [True, False, False]
+    assert world.cache.host.free == 3
+
+
+def test_room_in_host_memory_is_made_of_ends_unused_for_longest() -> None:
+    world = World(blocks=8, slots=4)
+    run(world, "old", "aa")
+    run(world, "new", "bb")
+    run(world, "use", "aax")
+    assert [key in world.cache.host for key in keys_of("aax") + keys_of("bb")] == [True, True, True, True, False]
+    assert world.cache.host.evictions == 1
