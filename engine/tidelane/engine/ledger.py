@@ -9,14 +9,12 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Protocol
 
 from tidelane.engine.channel import Accepted, RefusalReason, Refused, ToFront, Tokens
 from tidelane.engine.estimation.estimates import Estimates, Phase
-from tidelane.engine.estimation.passes import NO_WORK, PassWork, decode_work, prefill_work
+from tidelane.engine.estimation.passes import NO_WORK, PassWork, decode_work
 from tidelane.engine.execution.executor import Completion, Event, PrefillBack, PrefillLost, Sampled
 from tidelane.engine.kv.cache import Holding, KVCache
-from tidelane.engine.kv.keys import Key
 from tidelane.engine.kv.moves import Move
 from tidelane.engine.lanes.partition import PartitionTable
 from tidelane.engine.learning import Learner
@@ -30,29 +28,16 @@ from tidelane.engine.scheduling.plan import (
     PoolState,
     Prefilling,
     PrefillSlice,
-    Queued,
     State,
 )
 from tidelane.engine.scheduling.refusal import LONGEST_RETRY_S
 from tidelane.engine.sequence import Sequence
 from tidelane.engine.slo import Slo, Timeline
+from tidelane.engine.waiting import BlockNames, WaitingLine
 
 _PRIORITY = attrgetter("priority")
 # A prompt during which the process that prefills ended so often may well be what ends it.
 MOST_PREFILLS_LOST = 3
-
-
-def _due(job: Queued) -> tuple[int, float, str]:
-    return (job.priority[0], job.ttft_due_s, job.id)
-
-
-class BlockNames(Protocol):
-    """What the blocks of a sequence are called, so that those with equal contents are known to be."""
-
-    def extend(self, keys: list[Key], request: Request, tokens: list[int], blocks: int) -> None:
-        """Append to `keys`, those of the first whole blocks of `tokens`, until there are `blocks`; or fewer, where some
-        have no name."""
-        ...
 
 
 class Ledger:
@@ -90,9 +75,7 @@ class Ledger:
         self._queue_limit = queue_limit
         self._ended = ended
         self._sequences: dict[str, Sequence] = {}
-        self._queued: list[Queued] = []  # by priority
-        self._queued_by_due: list[Queued] = []  # by tier and deadline
-        self._newcomers: dict[str, Queued] = {}  # neither accepted nor refused yet
+        self._newcomers: dict[str, Sequence] = {}  # neither accepted nor refused yet
         self._running: list[Sequence] = []  # by priority
         self._aborted: set[str] = set()  # still in flight or in a paused pass
         self._paused: PrefillSlice | None = None
@@ -100,6 +83,7 @@ class Ledger:
         self._next_job = 1
         self._learner = Learner(estimates, layers)
         self._names = names
+        self._waiting = WaitingLine(self.pool, names, block_tokens, self._prefill_s)
         # What `state` shows of the running sequences, until one of them changes. (The blocks that a step's sequences
         # get do not count: nobody asks while it runs.)
         self._view: tuple[tuple[Prefilling, ...], tuple[Decoding, ...]] | None = None
@@ -117,7 +101,7 @@ class Ledger:
 
     @property
     def waiting(self) -> int:
-        return len(self._queued)
+        return len(self._waiting)
 
     @property
     def estimates(self) -> Estimates:
@@ -145,7 +129,6 @@ class Ledger:
         return messages
 
     def state(self) -> State:
-        self._renew_queued()
         if self._view is None:
             self._view = self._look()
         prefilling, decoding = self._view
@@ -159,9 +142,9 @@ class Ledger:
             paused=self._paused,
             next_job=self._next_job,
             can_prefill=self._no_prefill_since_s is None,
-            queued=tuple(self._queued),
-            queued_by_due=tuple(self._queued_by_due),
-            newcomers=tuple(self._newcomers.values()),
+            queued=self._waiting.by_priority(),
+            queued_by_due=self._waiting.by_due(),
+            newcomers=tuple(self._waiting.job(sequence) for sequence in self._newcomers.values()),
             prefilling=prefilling,
             decoding=decoding,
         )
@@ -182,13 +165,14 @@ class Ledger:
                 f"the KV cache holds {room} tokens"
             )
             self._refuse(request, RefusalReason.NEVER_FITS, message)
-        elif len(self._queued) >= self._queue_limit:
-            message = f"{len(self._queued)} requests are waiting already"
+        elif len(self._waiting) >= self._queue_limit:
+            message = f"{len(self._waiting)} requests are waiting already"
             self._refuse(request, RefusalReason.QUEUE_FULL, message, retry_after_s=self._queue_drain_s())
         else:
             sequence = Sequence(request, self.objective.slo.for_request(request.ttft_s, request.tpot_s))
             self._sequences[request.id] = sequence
-            self._newcomers[request.id] = self._enqueue(sequence)
+            self._newcomers[request.id] = sequence
+            self._waiting.add(sequence)
 
     def abort(self, request_id: str, *, satisfied: bool) -> None:
         """Stop the sequence and free its KV, now or when what is in flight for it has ended.
@@ -280,7 +264,7 @@ class Ledger:
         """How often the decode step in flight can be taken again, by what is known, with nothing to decide between: all
         that there is decodes in it, and none will end or lack a block. 0 if `flex` takes part, which may sit out."""
         decode = self.flight.decode
-        if decode is None or self.flight.prefill is not None or self._queued or self._paused or self._aborted:
+        if decode is None or self.flight.prefill is not None or len(self._waiting) or self._paused or self._aborted:
             return 0
         if len(decode.ids) != len(self._running) or self._running[-1].priority[0] >= FLEX_RANK:
             return 0
@@ -359,20 +343,23 @@ class Ledger:
         self._release(self._sequences[late.id])
         self._refuse(request, RefusalReason.WOULD_BE_LATE, message, retry_after_s=late.retry_after_s)
 
+    def _prefill_s(self, work: PassWork) -> float:
+        return self.estimates.seconds(Phase.PREFILL, self._table.units, work)
+
     def _queue_drain_s(self) -> float:
         """When a place should be free, as predicted: whichever takes longer, computing the prompts ahead on the whole
         device, or blocks for the first of them. One second at least."""
-        return min(LONGEST_RETRY_S, max(1.0, sum(job.work_s for job in self._queued), self._blocks_wait_s()))
+        return min(LONGEST_RETRY_S, max(1.0, self._waiting.work_s, self._blocks_wait_s()))
 
     def _blocks_wait_s(self) -> float:
         """When running sequences, each to the end of its budget, have given back what the first in the queue needs."""
-        if not self._queued:
+        if not len(self._waiting):
             return 0.0
         running = [s for s in self._running if s.id not in self._aborted]
         batch = decode_work(len(running), sum(s.computed for s in running))
         step_s = self.estimates.seconds(Phase.DECODE, self._table.units, batch)
         # Admission keeps a block free for each that decodes.
-        missing = self._blocks_for(self._queued[0].tokens + 1) + len(self._running) - self.pool.free
+        missing = self._blocks_for(self._waiting.first.tokens + 1) + len(self._running) - self.pool.free
         wait_s = 0.0
         for tokens_left, blocks in sorted((s.request.max_new_tokens - s.output_tokens, len(s.blocks)) for s in running):
             if missing <= 0:
@@ -381,58 +368,9 @@ class Ledger:
             wait_s = tokens_left * step_s
         return wait_s
 
-    def _enqueue(self, sequence: Sequence) -> Queued:
-        if self._names is not None:
-            keys = self._findable(sequence, self._names)
-            self.pool.present.follow(sequence.id, keys)
-            self.pool.held.follow(sequence.id, keys)
-        job = self._job(sequence)
-        insort(self._queued, job, key=_PRIORITY)
-        insort(self._queued_by_due, job, key=_due)
-        return job
-
-    def _findable(self, sequence: Sequence, names: BlockNames) -> list[Key]:
-        """The names of its blocks that need no computing if they are there; at least one token is left to compute."""
-        if sequence.request.sampling.prompt_logprobs is not None and not sequence.prompt_logprobs_sent:
-            return []  # what KV does not tell
-        blocks = (len(sequence.tokens) - 1) // self._block_tokens
-        names.extend(sequence.keys, sequence.request, sequence.tokens, blocks)
-        return sequence.keys[:blocks]
-
-    def _job(self, sequence: Sequence) -> Queued:
-        tokens, cached, shared = len(sequence.tokens), 0, 0
-        if self._names is not None:
-            cached = self.pool.present.reached(sequence.id) * self._block_tokens
-            shared = self.pool.held.reached(sequence.id)
-        work = prefill_work(((cached, tokens),))
-        sequence.work_s = self.estimates.seconds(Phase.PREFILL, self._table.units, work)
-        return Queued(sequence.id, sequence.priority, tokens, sequence.ttft_due_s, sequence.work_s, cached, shared)
-
-    def _renew_queued(self) -> None:
-        """Where more or less of a waiting prompt is there by now."""
-        for name in self.pool.present.take_moved() | self.pool.held.take_moved():
-            sequence = self._sequences[name]
-            at = bisect_left(self._queued, sequence.priority, key=_PRIORITY)
-            old, new = self._queued[at], self._job(sequence)
-            self._queued[at] = new
-            self._queued_by_due[bisect_left(self._queued_by_due, _due(old), key=_due)] = new
-            if name in self._newcomers:
-                self._newcomers[name] = new
-
-    def _dequeue(self, sequence: Sequence) -> Queued | None:
-        at = bisect_left(self._queued, sequence.priority, key=_PRIORITY)
-        if at == len(self._queued) or self._queued[at].id != sequence.id:
-            return None
-        if self._names is not None:
-            self.pool.present.leave(sequence.id)
-            self.pool.held.leave(sequence.id)
-        job = self._queued.pop(at)
-        del self._queued_by_due[bisect_left(self._queued_by_due, _due(job), key=_due)]
-        return job
-
     def _admit(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
-            job = self._dequeue(sequence)
+            job = self._waiting.remove(sequence)
             assert job is not None
             insort(self._running, sequence, key=_PRIORITY)
             self._view = None
@@ -456,7 +394,7 @@ class Ledger:
         sequence.holding, sequence.computed, sequence.settled, sequence.seen = Holding(), 0, 0, None
         sequence.prompt_logprobs = []
         self._view = None
-        self._enqueue(sequence)
+        self._waiting.add(sequence)
 
     def _lose_prefill(self, lost: PrefillSlice | None, now_s: float) -> None:
         """Every prompt that is not done is queued again; one that was being computed too many times is given up."""
@@ -571,7 +509,7 @@ class Ledger:
         self._newcomers.pop(sequence.id, None)
         self._view = None
         del self._sequences[sequence.id]
-        if self._dequeue(sequence) is None:
+        if self._waiting.remove(sequence) is None:
             del self._running[bisect_left(self._running, sequence.priority, key=_PRIORITY)]
         self.pool.give_up(sequence.holding)
 

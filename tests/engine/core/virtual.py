@@ -17,7 +17,7 @@ from tidelane.engine.execution.watched import WatchedExecutor, WatchedMover
 from tidelane.engine.kv.canary import Canary
 from tidelane.engine.kv.moves import Load, Move, NoMover
 from tidelane.engine.lanes.partition import Partition, PartitionTable, partition_table
-from tidelane.engine.ledger import BlockNames, Ledger
+from tidelane.engine.ledger import Ledger
 from tidelane.engine.loop import Loop
 from tidelane.engine.request import FinishReason, NewToken, Request, Sampling, ServiceTier
 from tidelane.engine.scheduling.plan import DecodeBatch, Objective, Plan, PrefillSlice, Scheduler
@@ -25,6 +25,7 @@ from tidelane.engine.scheduling.policies import policy as make_policy
 from tidelane.engine.sequence import Sequence
 from tidelane.engine.slo import Slo, Timeline
 from tidelane.engine.usage import Usage
+from tidelane.engine.waiting import BlockNames
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.1)
 

@@ -108,20 +108,20 @@ def test_the_mover_tells_what_has_ended_and_how() -> None:
     told = Notified()
     mover = HostMover(pool, host, told)
     try:
-        stores: list[Move] = [Store(b"a", 2, 4), Store(b"b", 3, 5)]
+        stores: list[Move] = [Store(0, b"a", 2, 4), Store(1, b"b", 3, 5)]
         mover.start(stores)
         assert told.ended(mover, 2) == [(stores[0], True), (stores[1], True)]
         for part in (*pool.keys, *pool.values):
             part.zero_()
-        load = Load((b"a", b"b"), (4, 5), (8, 0), Arrival())
+        load = Load(2, (b"a", b"b"), (4, 5), (8, 0), Arrival())
         mover.start([load])
         for layer in range(made.layers):
             load.arrival.wait(layer)
         assert told.ended(mover, 1) == [(load, True)]
         for now, then in zip(bytes_of(pool), wanted, strict=True):
             assert torch.equal(now[[8, 0]], then[[2, 3]])
-        wrong = Load((b"a",), (99,), (1,), Arrival())
-        mover.start([wrong, Load((b"b",), (5,), (6,), Arrival())])
+        wrong = Load(3, (b"a",), (99,), (1,), Arrival())
+        mover.start([wrong, Load(4, (b"b",), (5,), (6,), Arrival())])
         assert [well for _, well in told.ended(mover, 2)] == [False, True]
         with pytest.raises(LoadLost, match="layer 0 of KV from a lower tier did not come"):
             wrong.arrival.wait(0)

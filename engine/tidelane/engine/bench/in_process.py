@@ -27,7 +27,7 @@ from tidelane.engine.kv.mover import HostMover
 from tidelane.engine.kv.moves import Mover, NoMover
 from tidelane.engine.lanes.cores import CpuLanes, leave_compute_to_lanes
 from tidelane.engine.lanes.partition import PartitionTable, partition_table
-from tidelane.engine.ledger import BlockNames, Ledger
+from tidelane.engine.ledger import Ledger
 from tidelane.engine.loop import Loop
 from tidelane.engine.model.forward import SlicedModel
 from tidelane.engine.model.loading import LoadedModel
@@ -36,6 +36,7 @@ from tidelane.engine.scheduling.plan import Objective, Scheduler
 from tidelane.engine.scheduling.policies import apart_policies, live_policies
 from tidelane.engine.slo import Slo, Timeline
 from tidelane.engine.usage import Usage
+from tidelane.engine.waiting import BlockNames
 from tidelane.engine.wakeup import Wakeup
 from tidelane.rpc.wire import ExecutionMode
 

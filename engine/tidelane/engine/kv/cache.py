@@ -5,6 +5,7 @@ Single-threaded, and nothing but books: copies are the mover's.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -47,7 +48,8 @@ class KVCache:
         self.loaded_blocks = 0
         self.stored_blocks = 0
         self._arriving: dict[Key, Arrival] = {}
-        self._owners: dict[int, Holding] = {}  # of moves, by identity
+        self._owners: dict[int, Holding] = {}  # of moves under way, by their numbers
+        self._numbers = itertools.count()
         self._moves: list[Move] = []
 
     @property
@@ -96,7 +98,7 @@ class KVCache:
         if self.host.total:
             slot = self.host.reserve(parent, key)
             if slot is not None:
-                self._start(Store(key, block, slot), holding)
+                self._start(Store(next(self._numbers), key, block, slot), holding)
 
     def give_up(self, holding: Holding) -> None:
         holding.given_up = True
@@ -123,7 +125,7 @@ class KVCache:
 
     def moved(self, move: Move, *, well: bool) -> None:
         """It has ended."""
-        owner = self._owners.pop(id(move))
+        owner = self._owners.pop(move.number)
         owner.moves -= 1
         match move:
             case Store():
@@ -160,11 +162,11 @@ class KVCache:
         holding.blocks += blocks
         holding.arrivals += (arrival,)
         slots = self.host.slots(missing)
-        self._start(Load(missing, slots, tuple(blocks), arrival), holding)
+        self._start(Load(next(self._numbers), missing, slots, tuple(blocks), arrival), holding)
 
     def _start(self, move: Move, owner: Holding) -> None:
         owner.moves += 1
-        self._owners[id(move)] = owner
+        self._owners[move.number] = owner
         self._moves.append(move)
 
     def _under_way(self, keys: Sequence[Key]) -> tuple[Arrival, ...]:

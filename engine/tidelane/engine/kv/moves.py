@@ -49,8 +49,9 @@ class Arrival:
 
 
 class Store(msgspec.Struct, frozen=True):
-    """The block of this name is copied from device block `block` to host slot `slot`."""
+    """The block of this name is copied from device block `block` to host slot `slot`. No two moves have one number."""
 
+    number: int
     key: Key
     block: int
     slot: int
@@ -59,6 +60,7 @@ class Store(msgspec.Struct, frozen=True):
 class Load(msgspec.Struct, frozen=True):
     """Host slots to device blocks, pair by pair."""
 
+    number: int
     keys: tuple[Key, ...]
     slots: tuple[int, ...]
     blocks: tuple[int, ...]

@@ -1,0 +1,120 @@
+"""Who waits for a place, in the orders that schedulers ask for, and how much of each prompt is in the KV cache."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Protocol
+
+from tidelane.engine.estimation.passes import PassWork, prefill_work
+from tidelane.engine.kv.cache import KVCache
+from tidelane.engine.kv.keys import Key
+from tidelane.engine.request import Request
+from tidelane.engine.scheduling.plan import Queued
+from tidelane.engine.sequence import Sequence
+
+_PRIORITY = attrgetter("priority")
+
+
+def _due(job: Queued) -> tuple[int, float, str]:
+    return (job.priority[0], job.ttft_due_s, job.id)
+
+
+class BlockNames(Protocol):
+    """What the blocks of a sequence are called, so that those with equal contents are known to be."""
+
+    def extend(self, keys: list[Key], request: Request, tokens: list[int], blocks: int) -> None:
+        """Append to `keys`, those of the first whole blocks of `tokens`, until there are `blocks`; or fewer, where some
+        have no name."""
+        ...
+
+
+class WaitingLine:
+    """Without `names` nothing is looked for in the cache. `prefill_s` predicts a pass on the whole device."""
+
+    def __init__(
+        self, cache: KVCache, names: BlockNames | None, block_tokens: int, prefill_s: Callable[[PassWork], float]
+    ) -> None:
+        self._cache = cache
+        self._names = names
+        self._block_tokens = block_tokens
+        self._prefill_s = prefill_s
+        self._sequences: dict[str, Sequence] = {}
+        self._by_priority: list[Queued] = []
+        self._by_due: list[Queued] = []  # by tier and deadline
+
+    def __len__(self) -> int:
+        return len(self._by_priority)
+
+    @property
+    def first(self) -> Queued:
+        """Of the highest priority."""
+        return self._by_priority[0]
+
+    @property
+    def work_s(self) -> float:
+        """All the prefill that is waited for, on the whole device."""
+        return sum(job.work_s for job in self._by_priority)
+
+    def by_priority(self) -> tuple[Queued, ...]:
+        self._renew()
+        return tuple(self._by_priority)
+
+    def by_due(self) -> tuple[Queued, ...]:
+        """By tier and TTFT deadline."""
+        self._renew()
+        return tuple(self._by_due)
+
+    def job(self, sequence: Sequence) -> Queued:
+        self._renew()
+        return self._by_priority[self._place(sequence)]
+
+    def add(self, sequence: Sequence) -> None:
+        if self._names is not None:
+            keys = self._findable(sequence, self._names)
+            self._cache.present.follow(sequence.id, keys)
+            self._cache.held.follow(sequence.id, keys)
+        self._sequences[sequence.id] = sequence
+        job = self._made(sequence)
+        insort(self._by_priority, job, key=_PRIORITY)
+        insort(self._by_due, job, key=_due)
+
+    def remove(self, sequence: Sequence) -> Queued | None:
+        """What was known of it; None if it does not wait."""
+        if self._sequences.pop(sequence.id, None) is None:
+            return None
+        if self._names is not None:
+            self._cache.present.leave(sequence.id)
+            self._cache.held.leave(sequence.id)
+        job = self._by_priority.pop(self._place(sequence))
+        del self._by_due[bisect_left(self._by_due, _due(job), key=_due)]
+        return job
+
+    def _findable(self, sequence: Sequence, names: BlockNames) -> list[Key]:
+        """The names of its blocks that need no computing if they are there; at least one token is left to compute."""
+        if sequence.request.sampling.prompt_logprobs is not None and not sequence.prompt_logprobs_sent:
+            return []  # what KV does not tell
+        blocks = (len(sequence.tokens) - 1) // self._block_tokens
+        names.extend(sequence.keys, sequence.request, sequence.tokens, blocks)
+        return sequence.keys[:blocks]
+
+    def _made(self, sequence: Sequence) -> Queued:
+        tokens, cached, shared = len(sequence.tokens), 0, 0
+        if self._names is not None:
+            cached = self._cache.present.reached(sequence.id) * self._block_tokens
+            shared = self._cache.held.reached(sequence.id)
+        sequence.work_s = self._prefill_s(prefill_work(((cached, tokens),)))
+        return Queued(sequence.id, sequence.priority, tokens, sequence.ttft_due_s, sequence.work_s, cached, shared)
+
+    def _renew(self) -> None:
+        """Where more or less of a prompt is there by now."""
+        for name in self._cache.present.take_moved() | self._cache.held.take_moved():
+            sequence = self._sequences[name]
+            at = self._place(sequence)
+            old, new = self._by_priority[at], self._made(sequence)
+            self._by_priority[at] = new
+            self._by_due[bisect_left(self._by_due, _due(old), key=_due)] = new
+
+    def _place(self, sequence: Sequence) -> int:
+        return bisect_left(self._by_priority, sequence.priority, key=_PRIORITY)
