@@ -15,7 +15,7 @@ from tidelane.engine.estimation.estimates import Estimates, Phase
 from tidelane.engine.estimation.passes import NO_WORK, PassWork, decode_work
 from tidelane.engine.execution.executor import Completion, Event, PrefillBack, PrefillLost, Sampled
 from tidelane.engine.kv.cache import Holding, KVCache
-from tidelane.engine.kv.moves import Move
+from tidelane.engine.kv.moves import Fetch, Move
 from tidelane.engine.lanes.partition import PartitionTable
 from tidelane.engine.learning import Learner
 from tidelane.engine.request import FLEX_RANK, FinishReason, NewToken, Request
@@ -60,6 +60,7 @@ class Ledger:
         ended: Callable[[Timeline | None, Slo], None],
         names: BlockNames | None = None,
         host_slots: int = 0,
+        disk_slots: int = 0,
     ) -> None:
         self.objective = objective
         self.draining = False
@@ -68,7 +69,7 @@ class Ledger:
         self._progress_s = 0.0  # when a launch last started or ended
         self.steps = 0  # launches that ended: decode steps and prefill slices
         self.flight = Flight()
-        self.pool = KVCache(blocks, host_slots)
+        self.pool = KVCache(blocks, host_slots, disk_slots)
         self._table = table
         self._layers = layers
         self._block_tokens = block_tokens
@@ -123,6 +124,12 @@ class Ledger:
 
     def moved(self, move: Move, *, well: bool) -> None:
         self.pool.moved(move, well=well)
+        if isinstance(move, Fetch):
+            self._waiting.fetched(move.key)
+
+    def lose_patience(self, now_s: float) -> None:
+        """Wait no longer for a disk that does not answer."""
+        self._waiting.lose_patience(now_s)
 
     def take_outbox(self) -> list[ToFront]:
         messages, self._outbox = self._outbox, []
@@ -144,7 +151,7 @@ class Ledger:
             can_prefill=self._no_prefill_since_s is None,
             queued=self._waiting.by_priority(),
             queued_by_due=self._waiting.by_due(),
-            newcomers=tuple(self._waiting.job(sequence) for sequence in self._newcomers.values()),
+            newcomers=self._waiting.jobs(self._newcomers.values()),
             prefilling=prefilling,
             decoding=decoding,
         )
@@ -353,13 +360,14 @@ class Ledger:
 
     def _blocks_wait_s(self) -> float:
         """When running sequences, each to the end of its budget, have given back what the first in the queue needs."""
-        if not len(self._waiting):
+        first = self._waiting.first
+        if first is None:
             return 0.0
         running = [s for s in self._running if s.id not in self._aborted]
         batch = decode_work(len(running), sum(s.computed for s in running))
         step_s = self.estimates.seconds(Phase.DECODE, self._table.units, batch)
         # Admission keeps a block free for each that decodes.
-        missing = self._blocks_for(self._waiting.first.tokens + 1) + len(self._running) - self.pool.free
+        missing = self._blocks_for(first.tokens + 1) + len(self._running) - self.pool.free
         wait_s = 0.0
         for tokens_left, blocks in sorted((s.request.max_new_tokens - s.output_tokens, len(s.blocks)) for s in running):
             if missing <= 0:

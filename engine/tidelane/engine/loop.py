@@ -70,6 +70,7 @@ class Loop:
             self._ledger.hear(event, now_s)
         for move, well in self._mover.poll():
             self._ledger.moved(move, well=well)
+        self._ledger.lose_patience(now_s)
         for message in self._desk.messages():
             self._take(message)
         abandoned = self._ledger.abandoned_pass()

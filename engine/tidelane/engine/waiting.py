@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Protocol
 
@@ -15,6 +16,8 @@ from tidelane.engine.scheduling.plan import Queued
 from tidelane.engine.sequence import Sequence
 
 _PRIORITY = attrgetter("priority")
+# From a request's arrival on. A healthy disk has given what a prompt needs long before; one that hangs never will.
+DISK_PATIENCE_S = 2.0
 
 
 def _due(job: Queued) -> tuple[int, float, str]:
@@ -41,16 +44,19 @@ class WaitingLine:
         self._block_tokens = block_tokens
         self._prefill_s = prefill_s
         self._sequences: dict[str, Sequence] = {}
+        # Who waits for KV from the disk, and for which blocks of it, before anyone sees that it waits.
+        self._coming: dict[str, set[Key]] = {}
+        self._wanting: defaultdict[Key, set[str]] = defaultdict(set)
         self._by_priority: list[Queued] = []
         self._by_due: list[Queued] = []  # by tier and deadline
 
     def __len__(self) -> int:
-        return len(self._by_priority)
+        return len(self._sequences)
 
     @property
-    def first(self) -> Queued:
+    def first(self) -> Queued | None:
         """Of the highest priority."""
-        return self._by_priority[0]
+        return self._by_priority[0] if self._by_priority else None
 
     @property
     def work_s(self) -> float:
@@ -66,30 +72,69 @@ class WaitingLine:
         self._renew()
         return tuple(self._by_due)
 
-    def job(self, sequence: Sequence) -> Queued:
+    def jobs(self, sequences: Iterable[Sequence]) -> tuple[Queued, ...]:
+        """Of those of them that schedulers see."""
         self._renew()
-        return self._by_priority[self._place(sequence)]
+        return tuple(self._by_priority[self._place(each)] for each in sequences if each.id not in self._coming)
 
     def add(self, sequence: Sequence) -> None:
+        """It waits from now on. What of its prompt is on the disk alone is fetched first, and until then no scheduler
+        sees it: what is computed meanwhile would be computed for nothing."""
+        self._sequences[sequence.id] = sequence
         if self._names is not None:
             keys = self._findable(sequence, self._names)
             self._cache.present.follow(sequence.id, keys)
             self._cache.held.follow(sequence.id, keys)
-        self._sequences[sequence.id] = sequence
-        job = self._made(sequence)
-        insort(self._by_priority, job, key=_PRIORITY)
-        insort(self._by_due, job, key=_due)
+            coming = self._cache.want(keys)
+            if coming:
+                self._coming[sequence.id] = coming
+                for key in coming:
+                    self._wanting[key].add(sequence.id)
+                return
+        self._show(sequence)
 
     def remove(self, sequence: Sequence) -> Queued | None:
         """What was known of it; None if it does not wait."""
         if self._sequences.pop(sequence.id, None) is None:
             return None
+        job = self._made(sequence)
         if self._names is not None:
             self._cache.present.leave(sequence.id)
             self._cache.held.leave(sequence.id)
-        job = self._by_priority.pop(self._place(sequence))
-        del self._by_due[bisect_left(self._by_due, _due(job), key=_due)]
+        if not self._wants_nothing_more(sequence.id):
+            job = self._by_priority.pop(self._place(sequence))
+            del self._by_due[bisect_left(self._by_due, _due(job), key=_due)]
         return job
+
+    def fetched(self, key: Key) -> None:
+        """A fetch has ended, well or not."""
+        for name in self._wanting.pop(key, ()):
+            coming = self._coming[name]
+            coming.discard(key)
+            if not coming:
+                del self._coming[name]
+                self._show(self._sequences[name])
+
+    def lose_patience(self, now_s: float) -> None:
+        """Who has waited too long for the disk is computed instead."""
+        if self._coming:
+            for name in list(self._coming):
+                sequence = self._sequences[name]
+                if now_s > sequence.request.arrival_s + DISK_PATIENCE_S:
+                    self._wants_nothing_more(name)
+                    self._show(sequence)
+
+    def _wants_nothing_more(self, name: str) -> bool:
+        """Whether it wanted something."""
+        coming = self._coming.pop(name, None)
+        for key in coming or ():
+            self._wanting[key].discard(name)
+        return coming is not None
+
+    def _show(self, sequence: Sequence) -> None:
+        job = self._made(sequence)
+        insort(self._by_priority, job, key=_PRIORITY)
+        insort(self._by_due, job, key=_due)
 
     def _findable(self, sequence: Sequence, names: BlockNames) -> list[Key]:
         """The names of its blocks that need no computing if they are there; at least one token is left to compute."""
@@ -110,6 +155,8 @@ class WaitingLine:
     def _renew(self) -> None:
         """Where more or less of a prompt is there by now."""
         for name in self._cache.present.take_moved() | self._cache.held.take_moved():
+            if name in self._coming:
+                continue
             sequence = self._sequences[name]
             at = self._place(sequence)
             old, new = self._by_priority[at], self._made(sequence)

@@ -44,7 +44,7 @@ def workloads(draw: st.DrawFn) -> list[Request]:
     st.integers(15, 60),
     st.integers(1, 5),
     st.lists(st.tuples(st.integers(0, 60), st.sampled_from(["abort", "switch"]), st.integers(0, 11)), max_size=8),
-    st.sampled_from([(None, 0), (TokenNames(b"", 4), 0), (TokenNames(b"", 4), 7), (TokenNames(b"", 4), 60)]),
+    st.sampled_from([(None, 0, 0), *((TokenNames(b"", 4), *slots) for slots in ((0, 0), (7, 0), (60, 0), (7, 40)))]),
 )
 def test_every_request_ends_once_with_its_tokens_and_every_block_comes_back(
     requests: list[Request],
@@ -52,10 +52,10 @@ def test_every_request_ends_once_with_its_tokens_and_every_block_comes_back(
     blocks: int,
     units: int,
     events: list[tuple[int, str, int]],
-    sharing: tuple[TokenNames | None, int],
+    sharing: tuple[TokenNames | None, int, int],
 ) -> None:
-    names, host_slots = sharing
-    world = World(policy=policy, units=units, blocks=blocks, names=names, host_slots=host_slots)
+    names, host_slots, disk_slots = sharing
+    world = World(policy=policy, units=units, blocks=blocks, names=names, host_slots=host_slots, disk_slots=disk_slots)
     by_turn = sorted(events)
     world.submit(*requests)
     aborted: set[str] = set()

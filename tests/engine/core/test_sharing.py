@@ -10,6 +10,7 @@ from tidelane.engine.channel import Tokens
 from tidelane.engine.kv.keys import TokenNames, namespace
 from tidelane.engine.request import FinishReason, Request, Sampling
 from tidelane.engine.sequence import Sequence
+from tidelane.engine.waiting import DISK_PATIENCE_S
 
 from .virtual import World, request
 
@@ -147,4 +148,65 @@ def test_an_aborted_prompt_leaves_what_it_has_computed() -> None:
     here.submit(request("next", 40, 1))
     here.run()
     assert cached(here, "next")[0] == 32
+    assert here.ledger.pool.free == here.ledger.pool.total
+
+
+def crowd_out(here: World, blocks: int) -> None:
+    """Others use all of the device and host memory."""
+    here.submit(request("crowd", 4 * blocks, 1, first=300))
+    here.run()
+
+
+def test_what_is_on_the_disk_alone_is_fetched_while_its_prompt_waits_unseen() -> None:
+    here = world(blocks=10, host_slots=9, disk_slots=40)
+    first = request("first", 22, 3)
+    here.submit(first)
+    here.run()
+    crowd_out(here, 9)
+    assert here.ledger.pool.host.evictions >= 6
+    second = next_turn(here, first, "second", 3)
+    here.submit(second)
+    here.turn()
+    assert here.ledger.waiting == 1
+    assert here.ledger.state().queued == ()
+    here.run()
+    # The fifth of six was not there any more, so that the sixth is of no use.
+    assert cached(here, "second")[0] == 16
+    assert computed(here, "second") == len(second.prompt) - 16
+    assert here.ledger.pool.fetched_blocks == 5
+
+
+def test_who_waits_for_a_disk_that_does_not_answer_is_computed_in_the_end() -> None:
+    here = world(blocks=10, host_slots=9, disk_slots=40)
+    first = request("first", 22, 3)
+    here.submit(first)
+    here.run()
+    crowd_out(here, 9)
+    here.mover.hangs = True
+    here.submit(replace(next_turn(here, first, "second", 3), arrival_s=here.clock.now_s))
+    here.turn()
+    assert here.ledger.state().queued == ()
+    here.clock.now_s += DISK_PATIENCE_S + 0.1
+    here.turn()
+    assert cached(here, "second") == []
+    while here.executor.next_end_s is not None:
+        here.advance()
+    assert cached(here, "second")[0] == 0
+    here.mover.hangs = False
+    here.run()
+    assert here.ledger.pool.free == here.ledger.pool.total
+
+
+def test_a_prompt_aborted_while_the_disk_works_for_it_leaves_nothing_behind() -> None:
+    here = world(blocks=10, host_slots=9, disk_slots=40)
+    first = request("first", 22, 3)
+    here.submit(first)
+    here.run()
+    crowd_out(here, 9)
+    here.submit(next_turn(here, first, "second", 3))
+    here.turn()
+    here.abort("second")
+    here.run()
+    assert here.ledger.empty
+    assert here.ledger.pool.still
     assert here.ledger.pool.free == here.ledger.pool.total

@@ -15,7 +15,7 @@ from tidelane.engine.estimation.passes import PassTimes
 from tidelane.engine.execution.executor import Completion, Event, PrefillBack, PrefillLost, Sampled
 from tidelane.engine.execution.watched import WatchedExecutor, WatchedMover
 from tidelane.engine.kv.canary import Canary
-from tidelane.engine.kv.moves import Load, Move, NoMover
+from tidelane.engine.kv.moves import Fetch, Load, Move, NoMover
 from tidelane.engine.lanes.partition import Partition, PartitionTable, partition_table
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.loop import Loop
@@ -156,11 +156,13 @@ class VirtualExecutor:
 
 
 class LateMover:
-    """What is loaded is there at once; what is stored, three looks later."""
+    """What is loaded is there at once; what moves otherwise, three looks later. Every fifth fetch finds nothing."""
 
     def __init__(self) -> None:
         self._under_way: list[tuple[int, Move]] = []
+        self.hangs = False  # nothing ends
         self._looks = 0
+        self._fetches = 0
 
     def start(self, moves: abc.Sequence[Move]) -> None:
         for move in moves:
@@ -169,10 +171,18 @@ class LateMover:
             self._under_way.append((self._looks + (0 if isinstance(move, Load) else 3), move))
 
     def poll(self) -> list[tuple[Move, bool]]:
+        if self.hangs:
+            return []
         self._looks += 1
-        ended = [(move, True) for due, move in self._under_way if due < self._looks]
+        ended = [(move, not self._is_miss(move)) for due, move in self._under_way if due < self._looks]
         self._under_way = [entry for entry in self._under_way if entry[0] >= self._looks]
         return ended
+
+    def _is_miss(self, move: Move) -> bool:
+        if not isinstance(move, Fetch):
+            return False
+        self._fetches += 1
+        return self._fetches % 5 == 0
 
     def close(self) -> None:
         """There are no threads."""
@@ -218,6 +228,7 @@ class World:
         fail: Callable[[PrefillSlice | None], bool] = lambda _: False,
         names: BlockNames | None = None,
         host_slots: int = 0,
+        disk_slots: int = 0,
     ) -> None:
         self.clock = VirtualClock()
         self.ended: list[tuple[Timeline | None, Slo]] = []
@@ -234,14 +245,16 @@ class World:
             ended=lambda timeline, slo: self.ended.append((timeline, slo)),
             names=names,
             host_slots=host_slots,
+            disk_slots=disk_slots,
         )
         self.executor = VirtualExecutor(self.clock, units, layers, self.ledger.sequences, fail)
+        self.mover = LateMover()
         canary = Canary(blocks, block_tokens, prints=np.zeros_like)  # there are no bytes
         self.usage = Usage(units, 0.0)
         self.loop = Loop(
             ledger=self.ledger,
             policies=self.policies,
-            mover=WatchedMover(LateMover() if host_slots else NoMover(), canary),
+            mover=WatchedMover(self.mover if host_slots else NoMover(), canary),
             executor=WatchedExecutor(self.executor, canary, self.ledger.sequences, layers),
             desk=self.desk,
             usage=self.usage,

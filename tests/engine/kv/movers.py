@@ -4,30 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidelane.engine.kv.moves import Load, Move, Store
+from tidelane.engine.kv.moves import Fetch, Load, Move, Spill, Store
 
 
 class HandMover:
-    """Stores end in their order, and so do loads."""
+    """Moves of one kind end in their order, but for those between host memory and disk."""
 
     def __init__(self) -> None:
         self.stores: list[Store] = []
         self.loads: list[Load] = []
+        self.spills: list[Spill] = []
+        self.fetches: list[Fetch] = []
         self._ended: list[tuple[Move, bool]] = []
+
+    @property
+    def idle(self) -> bool:
+        return not (self.stores or self.loads or self.spills or self.fetches)
 
     def start(self, moves: Sequence[Move]) -> None:
         for move in moves:
-            (self.stores if isinstance(move, Store) else self.loads).append(move)  # type: ignore[arg-type]
+            match move:
+                case Store():
+                    self.stores.append(move)
+                case Load():
+                    self.loads.append(move)
+                case Spill():
+                    self.spills.append(move)
+                case Fetch():
+                    self.fetches.append(move)
 
-    def end_store(self, *, well: bool = True) -> None:
-        if self.stores:
-            self._ended.append((self.stores.pop(0), well))
-
-    def end_load(self) -> None:
-        if self.loads:
-            load = self.loads.pop(0)
-            load.arrival.reached(1 << 30)
-            self._ended.append((load, True))
+    def end(self, move: Move, *, well: bool = True) -> None:
+        for under_way in (self.stores, self.loads, self.spills, self.fetches):
+            if move in under_way:
+                under_way.remove(move)  # type: ignore[arg-type]
+        if isinstance(move, Load):
+            move.arrival.reached(1 << 30)
+        self._ended.append((move, well))
 
     def poll(self) -> list[tuple[Move, bool]]:
         ended, self._ended = self._ended, []

@@ -11,7 +11,7 @@ from tidelane.engine.kv.page_file import PAGE
 
 
 def key_of(number: int) -> bytes:
-    return number.to_bytes(16, "little")
+    return number.to_bytes(32, "little")
 
 
 def payload_of(key: bytes, size: int) -> bytes:

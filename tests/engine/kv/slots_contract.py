@@ -144,10 +144,10 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(disk: Disk) -> None:
             slots.write(3, key_of(1), bytes(size))
         with pytest.raises(ValueError, match=f"a payload has 8192 bytes, not {size}"):
             slots.read(3, key_of(1), bytearray(size))
-    for key in (b"", key_of(1)[:15], key_of(1) + b"\0"):
-        with pytest.raises(ValueError, match=f"a key has 16 bytes, not {len(key)}"):
+    for key in (b"", key_of(1)[:31], key_of(1) + b"\0"):
+        with pytest.raises(ValueError, match=f"a key has 32 bytes, not {len(key)}"):
             slots.write(3, key, bytes(2 * PAGE))
-        with pytest.raises(ValueError, match=f"a key has 16 bytes, not {len(key)}"):
+        with pytest.raises(ValueError, match=f"a key has 32 bytes, not {len(key)}"):
             slots.read(3, key, bytearray(2 * PAGE))
     for slot in (-1, 4):
         with pytest.raises(IndexError, match=f"slot {slot} of 4"):

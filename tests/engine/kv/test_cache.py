@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tidelane.engine.kv.cache import Holding, KVCache
 from tidelane.engine.kv.keys import Key
+from tidelane.engine.kv.moves import Move
 
 from .movers import HandMover
 
@@ -19,13 +20,14 @@ def keys_of(path: str) -> list[Key]:
 class World:
     """Sequences as the ledger would treat them, and what is really in every block and slot."""
 
-    def __init__(self, blocks: int, slots: int) -> None:
-        self.cache = KVCache(blocks, slots)
+    def __init__(self, blocks: int, slots: int, disk_slots: int = 0) -> None:
+        self.cache = KVCache(blocks, slots, disk_slots)
         self.mover = HandMover()
         self.holdings: dict[str, Holding] = {}
         self.paths: dict[str, str] = {}
         self.device: dict[int, Key] = {}
         self.host: dict[int, Key] = {}
+        self.disk: dict[int, Key] = {}
 
     def found(self, path: str) -> int:
         keys = keys_of(path)[: len(path) - 1]
@@ -63,25 +65,53 @@ class World:
         self.cache.give_up(self.holdings.pop(name))
         del self.paths[name]
 
+    def want(self, path: str) -> set[Key]:
+        coming = self.cache.want(keys_of(path))
+        self.mover.start(self.cache.take_moves())
+        return coming
+
     def end_store(self, *, well: bool = True) -> None:
         if self.mover.stores:
             store = self.mover.stores[0]
             assert self.device[store.block] == store.key
             self.host[store.slot] = store.key if well else b"torn"
-            self.mover.end_store(well=well)
-            self.hear()
+            self.hear(store, well=well)
 
     def end_load(self) -> None:
         if self.mover.loads:
             load = self.mover.loads[0]
             assert [self.host[slot] for slot in load.slots] == list(load.keys)
             self.device.update(zip(load.blocks, load.keys, strict=True))
-            self.mover.end_load()
-            self.hear()
+            self.hear(load)
 
-    def hear(self) -> None:
-        for move, well in self.mover.poll():
-            self.cache.moved(move, well=well)
+    def end_spill(self, which: int = 0, *, well: bool = True) -> None:
+        if self.mover.spills:
+            spill = self.mover.spills[which % len(self.mover.spills)]
+            assert self.host[spill.host_slot] == spill.key
+            assert spill.parent == spill.key[:-1]
+            self.disk[spill.disk_slot] = spill.key if well else b"torn"
+            self.hear(spill, well=well)
+
+    def end_fetch(self, which: int = 0, *, well: bool = True) -> None:
+        if self.mover.fetches:
+            fetch = self.mover.fetches[which % len(self.mover.fetches)]
+            assert self.disk[fetch.disk_slot] == fetch.key
+            self.host[fetch.host_slot] = fetch.key if well else b"rotten"
+            self.hear(fetch, well=well)
+
+    def hear(self, ended: Move, *, well: bool = True) -> None:
+        self.mover.end(ended, well=well)
+        for move, so in self.mover.poll():
+            self.cache.moved(move, well=so)
+        self.mover.start(self.cache.take_moves())
+
+    def settle(self) -> None:
+        """All that is under way ends."""
+        while not self.mover.idle:
+            self.end_store()
+            self.end_load()
+            self.end_spill()
+            self.end_fetch()
 
     def check(self) -> None:
         cache = self.cache
@@ -93,14 +123,27 @@ class World:
             for block in holding.blocks[len(holding.keys) :]:
                 assert self.device[block] == b"of " + name.encode() or self.device[block] in keys
         everything = {path.encode() for path in PATHS}
-        for tier in (cache.device, cache.host):
+        for tier in (cache.device, cache.host, cache.disk):
             assert all(key[:-1] in tier for key in everything if key in tier and len(key) > 1)
 
 
 PATHS = [a + b + c + d for a in "ab" for b in ("", "a", "b") for c in ("", "a", "b") for d in ("", "a", "b")]
 STEPS = st.tuples(
     st.sampled_from(
-        ["start", "start", "compute", "compute", "compute", "end", "spoil", "store", "store", "tear", "load"]
+        [
+            *["start"] * 2,
+            *["compute"] * 3,
+            "end",
+            "spoil",
+            *["store"] * 3,
+            "tear",
+            "load",
+            *["spill"] * 2,
+            "tear-spill",
+            "want",
+            "fetch",
+            "rot",
+        ]
     ),
     st.integers(0, 3),
     st.sampled_from(sorted(set(PATHS))),
@@ -108,9 +151,11 @@ STEPS = st.tuples(
 
 
 @settings(max_examples=400)
-@given(st.integers(5, 14), st.integers(0, 8), st.lists(STEPS, max_size=80))
-def test_nobody_reads_what_is_not_his(blocks: int, slots: int, steps: list[tuple[str, int, str]]) -> None:
-    world = World(blocks, slots)
+@given(st.integers(5, 14), st.integers(0, 8), st.integers(0, 12), st.lists(STEPS, max_size=100))
+def test_nobody_reads_what_is_not_his(
+    blocks: int, slots: int, disk_slots: int, steps: list[tuple[str, int, str]]
+) -> None:
+    world = World(blocks, slots, disk_slots)
     for action, which, path in steps:
         name = str(which)
         there = name in world.holdings
@@ -130,12 +175,16 @@ def test_nobody_reads_what_is_not_his(blocks: int, slots: int, steps: list[tuple
                 world.end_store(well=action == "store")
             case "load":
                 world.end_load()
+            case "spill" | "tear-spill":
+                world.end_spill(which, well=action == "spill")
+            case "want":
+                world.want(path)
+            case "fetch" | "rot":
+                world.end_fetch(which, well=action == "fetch")
         world.check()
     for name in list(world.holdings):
         world.end(name)
-    while world.mover.stores or world.mover.loads:
-        world.end_store()
-        world.end_load()
+    world.settle()
     assert world.cache.still
     assert world.cache.free == blocks
     world.check()
@@ -215,3 +264,64 @@ def test_room_in_host_memory_is_made_of_ends_unused_for_longest() -> None:
     run(world, "use", "aax")
     assert [key in world.cache.host for key in keys_of("aax") + keys_of("bb")] == [True, True, True, True, False]
     assert world.cache.host.evictions == 1
+
+
+def fill(world: World, *paths: str) -> None:
+    """One after the other, each stored and spilled."""
+    for number, path in enumerate(paths):
+        world.start(f"fill {number}", path)
+        for _ in path:
+            world.compute(f"fill {number}")
+        world.end(f"fill {number}")
+        world.settle()
+
+
+def test_what_is_on_the_disk_alone_is_found_once_it_was_fetched() -> None:
+    world = World(blocks=5, slots=4, disk_slots=12)
+    fill(world, "abb", "bbbb")
+    assert world.found("abbx") == 0
+    assert world.want("abb") == set(keys_of("abb"))
+    for reached in (1, 2, 3):
+        world.end_fetch()
+        assert world.found("abbx") == reached
+    assert world.want("abb") == set()
+
+
+def test_who_wants_what_is_on_its_way_waits_for_the_same() -> None:
+    world = World(blocks=4, slots=8, disk_slots=12)
+    fill(world, "abb", "bbb", "bab", "baa")
+    first = world.want("abb")
+    under_way = len(world.mover.fetches)
+    assert under_way == len(first) > 0
+    assert world.want("abb") == first
+    assert len(world.mover.fetches) == under_way
+
+
+def test_what_the_disk_has_lost_is_not_asked_for_again() -> None:
+    world = World(blocks=5, slots=4, disk_slots=12)
+    fill(world, "abb", "bbbb")
+    assert world.want("a") == {b"a"}
+    world.end_fetch(well=False)
+    assert world.found("abbx") == 0
+    assert world.want("abb") == set()
+    assert world.cache.still
+    world.check()
+
+
+def test_another_process_goes_on_with_the_disk() -> None:
+    old = World(blocks=8, slots=8, disk_slots=8)
+    fill(old, "abb", "ba")
+    new = World(blocks=8, slots=8, disk_slots=8)
+    new.disk = dict(old.disk)
+    found = {slot: (key, key[:-1]) for slot, key in old.disk.items()}
+    new.cache.disk.restore(found)
+    assert new.cache.disk.free == 8 - 5
+    new.want("abb")
+    new.settle()
+    assert new.found("abbx") == 3
+    # Not what stands behind something that is gone.
+    lame = World(blocks=8, slots=8, disk_slots=8)
+    lame.cache.disk.restore({slot: names for slot, names in found.items() if names[0] != b"ab"})
+    assert [key in lame.cache.disk for key in (*keys_of("abb"), *keys_of("ba"))] == [True, False, False, True, True]
+    assert lame.cache.disk.free == 8 - 3
+    lame.check()

@@ -22,7 +22,7 @@ from tidelane.engine.kv.faulty_pages import FaultRates, FaultyPages
 from tidelane.engine.kv.page_file import PAGE, PageFile
 from tidelane.engine.kv.slot_file import FILE_NAME, NotThere, SlotFile, SlotLayout
 
-HEADER_FIELDS_BYTES = 88
+HEADER_FIELDS_BYTES = 104
 
 
 @pytest.fixture(params=["direct", "buffered", "faulty"])
@@ -49,13 +49,14 @@ def plain(tmp_path: Path) -> Iterator[Disk]:
 def test_a_record_is_what_the_docs_say(plain: Disk) -> None:
     slots, _ = plain.open(payload_bytes=PAGE + 1)
     payload = noise(PAGE + 1)
-    slots.write(1, b"0123456789abcdef", payload)
+    key = b"0123456789abcdef" + bytes(16)
+    slots.write(1, key, payload)
     record = plain.path.read_bytes()[slots.layout.record_bytes :][: slots.layout.record_bytes]
     fields = b"TDLN-KV\0" + (1).to_bytes(4, "little") + bytes(4) + (PAGE + 1).to_bytes(8, "little") + NAMESPACE
-    fields += b"0123456789abcdef" + xxh3_64_intdigest(payload).to_bytes(8, "little")
-    assert record[:80] == fields
-    assert record[80:88] == xxh3_64_intdigest(fields).to_bytes(8, "little")
-    assert record[88:PAGE] == bytes(PAGE - 88)
+    fields += key + xxh3_64_intdigest(payload).to_bytes(8, "little")
+    assert record[:96] == fields
+    assert record[96:104] == xxh3_64_intdigest(fields).to_bytes(8, "little")
+    assert record[104:PAGE] == bytes(PAGE - 104)
     assert record[PAGE:][: PAGE + 1] == payload
     assert len(record) == 3 * PAGE
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tidelane.engine.execution.executor import Completion, Event, Executor
 from tidelane.engine.kv.canary import Canary
-from tidelane.engine.kv.moves import Load, Move, Mover, Store
+from tidelane.engine.kv.moves import Fetch, Load, Move, Mover, Spill, Store
 from tidelane.engine.scheduling.plan import Plan, Span
 from tidelane.engine.sequence import Sequence as Running
 
@@ -77,8 +77,13 @@ class WatchedMover:
     def poll(self) -> Sequence[tuple[Move, bool]]:
         ended = self._mover.poll()
         for move, well in ended:
-            if isinstance(move, Store) and well:
-                self._canary.stored(move.block, move.slot)
+            match move:
+                case Store() if well:
+                    self._canary.stored(move.block, move.slot)
+                case Spill() if well:
+                    self._canary.spilled(move.host_slot, move.disk_slot)
+                case Fetch() if well:
+                    self._canary.fetched(move.disk_slot, move.host_slot)
         return ended
 
     def close(self) -> None:

@@ -12,9 +12,9 @@ import msgspec
 
 from tidelane.engine.kv.device_blocks import DeviceBlocks
 from tidelane.engine.kv.frontier import Frontier
-from tidelane.engine.kv.host_blocks import HostBlocks
 from tidelane.engine.kv.keys import Key
-from tidelane.engine.kv.moves import Arrival, Load, Move, Store
+from tidelane.engine.kv.moves import Arrival, Fetch, Load, Move, Spill, Store
+from tidelane.engine.kv.slot_blocks import SlotBlocks
 
 
 class Holding(msgspec.Struct):
@@ -32,23 +32,31 @@ class Holding(msgspec.Struct):
     given_up: bool = False
 
 
+def _unheard(_: Key) -> None:
+    """Nobody follows what is on the disk."""
+
+
 class KVCache:
-    """`blocks` on the device, and slots for `host_slots` in host memory.
+    """`blocks` on the device, and slots for `host_slots` in host memory and for `disk_slots` on a disk.
 
     In each tier what is behind another in a chain is there only together with that. So what is found of a chain is a
     beginning of it, which `present` follows for waiting prompts; `held` follows how much of that takes no room on the
-    device, since a sequence holds it.
+    device, since a sequence holds it. What is on the disk alone is not present: it has to be fetched to host memory
+    first, where what came from the disk wrong, or not at all, is just not there.
     """
 
-    def __init__(self, blocks: int, host_slots: int = 0) -> None:
+    def __init__(self, blocks: int, host_slots: int = 0, disk_slots: int = 0) -> None:
         self.device = DeviceBlocks(blocks, self._came_to_device, self._left_device)
-        self.host = HostBlocks(host_slots, self._came_to_host, self._left_host)
+        self.host = SlotBlocks(host_slots, self._came_to_host, self._left_host)
+        self.disk = SlotBlocks(disk_slots, _unheard, _unheard)
         self.present = Frontier(self._is_present)
         self.held = self.device.held
         self.loaded_blocks = 0
         self.stored_blocks = 0
+        self.fetched_blocks = 0
+        self.spilled_blocks = 0
         self._arriving: dict[Key, Arrival] = {}
-        self._owners: dict[int, Holding] = {}  # of moves under way, by their numbers
+        self._under_way_moves: dict[int, Holding | None] = {}  # by their numbers: whose they are
         self._numbers = itertools.count()
         self._moves: list[Move] = []
 
@@ -64,7 +72,7 @@ class KVCache:
     @property
     def still(self) -> bool:
         """Nothing is on its way."""
-        return not self._owners
+        return not self._under_way_moves
 
     def hold(self, keys: Sequence[Key]) -> Holding:
         """What is there of the chain `keys`, all of which `present` has found. What is below the device comes with the
@@ -103,6 +111,7 @@ class KVCache:
     def give_up(self, holding: Holding) -> None:
         holding.given_up = True
         self.host.used(holding.keys)
+        self.disk.used(holding.keys)
         if holding.wanted:
             self.host.was_read(holding.wanted)
             holding.wanted = ()
@@ -113,10 +122,30 @@ class KVCache:
         """What it holds must not be used again, nor what was computed from it."""
         self.device.forget(holding.blocks)
         self.host.forget(holding.keys)
+        self.disk.forget(holding.keys)
 
     def shared(self, holding: Holding) -> int:
         """How many of its blocks would not get free with it."""
         return len(holding.blocks) if holding.moves else self.device.shared(holding.blocks)
+
+    def want(self, keys: Sequence[Key]) -> set[Key]:
+        """Fetch what of the chain `keys` is on the disk alone, as far as host memory has room. What is to come."""
+        coming: set[Key] = set()
+        parent = b""
+        for key in keys:
+            if not self._is_present(key):
+                if key not in self.disk:
+                    break
+                if not self.host.expects(key):
+                    slot = self.host.reserve(parent, key)
+                    if slot is None:
+                        break
+                    self.disk.read((key,))
+                    (source,) = self.disk.slots((key,))
+                    self._start(Fetch(next(self._numbers), key, parent, source, slot), None)
+                coming.add(key)
+            parent = key
+        return coming
 
     def take_moves(self) -> list[Move]:
         """To be started, in this order."""
@@ -125,23 +154,33 @@ class KVCache:
 
     def moved(self, move: Move, *, well: bool) -> None:
         """It has ended."""
-        owner = self._owners.pop(move.number)
-        owner.moves -= 1
+        owner = self._under_way_moves.pop(move.number)
         match move:
             case Store():
                 self.host.written(move.key, well=well)
                 self.stored_blocks += well
+                if well:
+                    self._spill(move.key)
+            case Spill():
+                self.host.was_read((move.key,))
+                self.disk.written(move.key, well=well)
+                self.spilled_blocks += well
+            case Fetch():
+                self.disk.was_read((move.key,))
+                self.host.written(move.key, well=well)
+                self.fetched_blocks += well
+                if not well:
+                    self.disk.forget((move.key,))
             case Load():
                 self.host.was_read(move.keys)
                 self.loaded_blocks += len(move.keys) if well else 0
                 for key in move.keys:
                     if self._arriving.get(key) is move.arrival:
                         del self._arriving[key]
-                owner.arrivals = tuple(each for each in owner.arrivals if each is not move.arrival)
                 if not well:
                     self.device.forget(move.blocks)
-        if owner.given_up and not owner.moves:
-            self.device.release(owner.blocks)
+        if owner is not None:
+            self._one_less(owner, move)
 
     def _fetch(self, holding: Holding) -> None:
         """Device blocks for what was found below; those that others have fetched meanwhile are shared."""
@@ -164,10 +203,29 @@ class KVCache:
         slots = self.host.slots(missing)
         self._start(Load(next(self._numbers), missing, slots, tuple(blocks), arrival), holding)
 
-    def _start(self, move: Move, owner: Holding) -> None:
-        owner.moves += 1
-        self._owners[move.number] = owner
+    def _spill(self, key: Key) -> None:
+        """To the disk, too, if it is still wanted in host memory."""
+        if not self.disk.total or key not in self.host:
+            return
+        parent = self.host.before(key)
+        slot = self.disk.reserve(parent, key)
+        if slot is not None:
+            self.host.read((key,))
+            (source,) = self.host.slots((key,))
+            self._start(Spill(next(self._numbers), key, parent, source, slot), None)
+
+    def _start(self, move: Move, owner: Holding | None) -> None:
+        if owner is not None:
+            owner.moves += 1
+        self._under_way_moves[move.number] = owner
         self._moves.append(move)
+
+    def _one_less(self, owner: Holding, move: Move) -> None:
+        owner.moves -= 1
+        if isinstance(move, Load):
+            owner.arrivals = tuple(each for each in owner.arrivals if each is not move.arrival)
+        if owner.given_up and not owner.moves:
+            self.device.release(owner.blocks)
 
     def _under_way(self, keys: Sequence[Key]) -> tuple[Arrival, ...]:
         if not self._arriving:

@@ -29,7 +29,8 @@ class Canary:
     def __init__(self, blocks: int, block_tokens: int, prints: Callable[[Slots], Slots]) -> None:
         self._block_tokens = block_tokens
         self._prints = prints
-        self._below: dict[int, tuple[Slots, Slots, Slots]] = {}  # by slot of the host tier
+        self._host: dict[int, tuple[Slots, Slots, Slots]] = {}  # by slot
+        self._disk: dict[int, tuple[Slots, Slots, Slots]] = {}
         self._tokens = np.full(blocks * block_tokens, _NEVER, dtype=np.int64)
         self._positions = np.zeros_like(self._tokens)
         self._bytes = np.zeros_like(self._tokens)
@@ -56,12 +57,18 @@ class Canary:
     def stored(self, block: int, slot: int) -> None:
         """The host tier has in `slot` what device block `block` has."""
         tokens, positions, prints = (part[self._of(block)].copy() for part in self._parts)
-        self._below[slot] = (tokens, positions, prints)
+        self._host[slot] = (tokens, positions, prints)
 
     def loading(self, slot: int, block: int) -> None:
         """The device block gets what the host tier has in `slot`."""
-        for part, shadow in zip(self._parts, self._below[slot], strict=True):
+        for part, shadow in zip(self._parts, self._host[slot], strict=True):
             part[self._of(block)] = shadow
+
+    def spilled(self, host_slot: int, disk_slot: int) -> None:
+        self._disk[disk_slot] = self._host[host_slot]
+
+    def fetched(self, disk_slot: int, host_slot: int) -> None:
+        self._host[host_slot] = self._disk[disk_slot]
 
     @property
     def _parts(self) -> tuple[Slots, Slots, Slots]:

@@ -35,7 +35,7 @@ class DevicePool:
         slots = blocks * layout.block_tokens
 
         def tensors(dim: int) -> tuple[torch.Tensor, ...]:
-            return tuple(zeros((slots, layout.heads, dim), dtype, device) for _ in range(layout.layers))
+            return tuple(_zeros((slots, layout.heads, dim), dtype, device) for _ in range(layout.layers))
 
         return DevicePool(layout, tensors(layout.key_dim), tensors(layout.value_dim))
 
@@ -62,7 +62,7 @@ class DevicePool:
         return sums.cpu().numpy()
 
 
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # numpy leaves zeroed pages to the kernel until they are touched; torch.zeros writes all of them, for seconds.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from tidelane.engine.kv.device import DevicePool, zeros
+from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.kv.layout import KVLayout
 
 
@@ -22,6 +23,7 @@ class HostMemory:
     layout: KVLayout
     memory: torch.Tensor
     dtype: torch.dtype
+    _bytes: memoryview
 
     @property
     def slots(self) -> int:
@@ -29,9 +31,14 @@ class HostMemory:
 
     @staticmethod
     def allocate(layout: KVLayout, slots: int, dtype: torch.dtype) -> HostMemory:
-        layer_bytes = layout.block_bytes // layout.layers
-        shape = (slots, layout.layers, layer_bytes)
-        return HostMemory(layout, zeros(shape, torch.uint8, torch.device("cpu")), dtype)
+        # Whole pages, zeroed by the kernel when they are touched: a disk takes them as they are.
+        pages = mmap.mmap(-1, slots * layout.block_bytes)
+        memory = torch.frombuffer(pages, dtype=torch.uint8).view(slots, layout.layers, -1)
+        return HostMemory(layout, memory, dtype, memoryview(pages))
+
+    def record(self, slot: int) -> memoryview:
+        """All bytes of a block."""
+        return self._bytes[slot * self.layout.block_bytes : (slot + 1) * self.layout.block_bytes]
 
     def store(self, pool: DevicePool, blocks: Sequence[int], slots: Sequence[int]) -> None:
         for layer in range(self.layout.layers):

@@ -67,7 +67,27 @@ class Load(msgspec.Struct, frozen=True):
     arrival: Arrival
 
 
-Move = Store | Load
+class Spill(msgspec.Struct, frozen=True):
+    """Host slot to disk slot. `parent` is the name before this one; empty: it is the first of its chain."""
+
+    number: int
+    key: Key
+    parent: Key
+    host_slot: int
+    disk_slot: int
+
+
+class Fetch(msgspec.Struct, frozen=True):
+    """Disk slot to host slot."""
+
+    number: int
+    key: Key
+    parent: Key
+    disk_slot: int
+    host_slot: int
+
+
+Move = Store | Load | Spill | Fetch
 
 
 class Mover(Protocol):

@@ -11,10 +11,10 @@ Slot s is a record, `record_bytes` long, at s * record_bytes. All numbers are li
         12      4   zeros
         16      8   length of the payload
         24     32   namespace digest; one of 16 bytes is followed by zeros
-        56     16   key
-        72      8   xxh3_64 of the payload
-        80      8   xxh3_64 of the 80 bytes before
-        88   4008   zeros
+        56     32   key: the block's name, and that of the block before it in its chain (zeros: none)
+        88      8   xxh3_64 of the payload
+        96      8   xxh3_64 of the 96 bytes before
+       104   3992   zeros
       4096          payload, then what fills its last page: anything
 
 A slot whose first page is anything else is free. No bytes are given out but under the key, namespace and length that
@@ -43,12 +43,12 @@ from tidelane.engine.errors import CannotServe
 from tidelane.engine.kv.page_file import PAGE, PageFile
 
 FILE_NAME = "kv.slots"
-KEY_BYTES = 16
+KEY_BYTES = 32
 NAMESPACE_BYTES = (16, 32)
 
 _MAGIC = b"TDLN-KV\0"
 _SCHEMA = 1
-_FIELDS = struct.Struct("<8sI4xQ32s16sQ")
+_FIELDS = struct.Struct("<8sI4xQ32s32sQ")
 _CHECKSUM = struct.Struct("<Q")
 
 # Headers lie far apart, and a disk answers many small reads at once almost as soon as one: on a cloud disk 16 threads

@@ -1,9 +1,9 @@
-"""Which block of which name is in which slot of host memory."""
+"""Which block of which name is in which slot of a tier below the device."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -22,7 +22,7 @@ class _Slot(msgspec.Struct):
     spoilt: bool = False
 
 
-class HostBlocks:
+class SlotBlocks:
     """A slot is free; or being written, when nobody finds it; or ready, and then it is not written to any more.
 
     What is behind another in a chain is only here together with that: room is made of ends of chains, the longest
@@ -47,6 +47,28 @@ class HostBlocks:
         """Whether it can be loaded."""
         slot = self._slots.get(key)
         return slot is not None and slot.ready and not slot.spoilt
+
+    def restore(self, found: Mapping[int, tuple[Key, Key]]) -> None:
+        """What an earlier process has left: by slot the name and that before it, empty for the first of a chain. What
+        stands behind something that is gone is gone, too."""
+        behind: defaultdict[Key, list[tuple[int, Key]]] = defaultdict(list)
+        for number, (key, parent) in found.items():
+            behind[parent].append((number, key))
+        taken = set()
+        chains = [(b"", *first) for first in behind[b""]]
+        for parent, number, key in chains:
+            if key in self._slots:
+                continue
+            taken.add(number)
+            self._slots[key] = slot = _Slot(key, parent, number, ready=True)
+            before = self._slots.get(parent)
+            if before is not None:
+                before.behind += 1
+                self._ends.pop(parent, None)
+            self._settle(slot)
+            self._came(key)
+            chains += [(key, *follower) for follower in behind[key]]
+        self._free = [number for number in self._free if number not in taken]
 
     def reserve(self, parent: Key, key: Key) -> int | None:
         """A slot to write the block to; None if it is here or on its way, or if there is no place for it: what it
@@ -82,6 +104,15 @@ class HostBlocks:
         for key in keys:
             self._slots[key].readers += 1
             self._ends.pop(key, None)
+
+    def before(self, key: Key) -> Key:
+        """The name before this one, which is here."""
+        return self._slots[key].parent
+
+    def expects(self, key: Key) -> bool:
+        """Whether it is being written here."""
+        slot = self._slots.get(key)
+        return slot is not None and not slot.ready and not slot.spoilt
 
     def slots(self, keys: Sequence[Key]) -> tuple[int, ...]:
         return tuple(self._slots[key].number for key in keys)
