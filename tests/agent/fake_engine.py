@@ -222,9 +222,19 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--switches", type=Path, required=True)
     parser.add_argument("--journal", type=Path, required=True)
-    for flag in ("model", "model-store", "served-name", "host", "dtype", "objective", "cores", "log-level"):
+    for flag in (
+        "model",
+        "model-store",
+        "served-name",
+        "host",
+        "dtype",
+        "objective",
+        "cores",
+        "log-level",
+        "kv-disk-folder",
+    ):
         parser.add_argument(f"--{flag}")
-    for flag in ("port", "max-context-tokens", "kv-pool-memory", "kv-host-memory", "queue-limit"):
+    for flag in ("port", "max-context-tokens", "kv-pool-memory", "kv-host-memory", "kv-disk-memory", "queue-limit"):
         parser.add_argument(f"--{flag}", type=int)
     parser.add_argument("--control-socket", type=Path)
     args = parser.parse_args()

@@ -220,6 +220,33 @@ async def test_what_has_no_room_on_the_device_comes_back_from_host_memory(tmp_pa
             assert process.wait(60) == 0
 
 
+async def test_an_engine_killed_and_started_again_finds_its_kv_on_disk(tmp_path: Path) -> None:
+    port = free_port()
+    folder = tmp_path / "kv"
+    disk = ("--kv-disk-memory", str(256 << 20), "--kv-disk-folder", str(folder))
+    command = [*serve_command(port, tmp_path), "--kv-host-memory", str(64 << 20), *disk]
+    prompts = [f"{name} " + "has much to tell of the sea. " * 50 for name in ("Ada", "Ben")]
+    spilled = 'kv_moved_blocks_total{model_name="chat",tier="disk",way="store"}'
+    texts = []
+    for life in range(2):
+        with subprocess.Popen(command) as process:
+            engine = Served(process, port)
+            try:
+                await engine.until_ready()
+                async with openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="none", timeout=300) as client:
+                    texts.append([await text_of(client, prompt, 30) for prompt in prompts])
+                async with asyncio.timeout(60):
+                    while await engine.metric(spilled) < (2 * 22 if life == 0 else 0):
+                        await asyncio.sleep(0.1)  # the interval of a poll with a deadline
+                hits = await engine.metric("prefix_cache_hits_total")
+                fetched = await engine.metric('kv_moved_blocks_total{model_name="chat",tier="disk",way="load"}')
+            finally:
+                process.kill()
+    assert [text[:60] for text in texts[0]] == [text[:60] for text in texts[1]]
+    assert hits >= 2 * 320
+    assert fetched >= 2 * 20
+
+
 async def within_two_seconds(client: httpx.AsyncClient, prompt: str) -> httpx.Response:
     """Asks for the first of three tokens so soon."""
     body = {"model": "chat", "prompt": prompt, "max_tokens": 3, "stream": True, "ignore_eos": True}

@@ -25,6 +25,7 @@ def engine_arguments(
     model_store: Path | None,
     cores: Sequence[int],
     kv_pool_bytes: int,
+    kv_disk_folder: Path,
 ) -> list[str]:
     """The flags of `tidelane serve`. `kv_pool_bytes` 0 lets the engine choose; no `cores`: all it may use."""
     arguments = {
@@ -37,8 +38,12 @@ def engine_arguments(
         "--objective": json_format.MessageToJson(objective_to_wire(objective), indent=None),
         "--control-socket": str(control_socket),
     }
-    if spec.kv_cache.host_memory_bytes and spec.objective.mode is not ExecutionMode.DISAGGREGATED:
-        arguments["--kv-host-memory"] = str(spec.kv_cache.host_memory_bytes)
+    if spec.objective.mode is not ExecutionMode.DISAGGREGATED:  # whose engine keeps no KV for later prompts
+        if spec.kv_cache.host_memory_bytes:
+            arguments["--kv-host-memory"] = str(spec.kv_cache.host_memory_bytes)
+        if spec.kv_cache.nvme_bytes:
+            arguments["--kv-disk-memory"] = str(spec.kv_cache.nvme_bytes)
+            arguments["--kv-disk-folder"] = str(kv_disk_folder)
     if spec.model.max_context_tokens is not None:
         arguments["--max-context-tokens"] = str(spec.model.max_context_tokens)
     if model_store is not None:

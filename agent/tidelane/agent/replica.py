@@ -154,6 +154,7 @@ class Replica:
                 around.model_store,
                 claimed_cores(claim, devices),
                 kv_pool_bytes(claim, devices, copies_of_the_model(spec)),
+                self.folder.kv,
             )
             process = EngineProcess.start(
                 [*around.engine_command, *arguments],

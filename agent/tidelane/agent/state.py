@@ -74,6 +74,7 @@ class ReplicaFolder:
         self.path = path
         self.control_socket = path / "control"
         self.log_file = path / "engine.log"
+        self.kv = path / "kv"  # of the engine, which finds it again when it is started again
         self._launch_file = path / "launch.json"
 
     def prepare(self) -> None:

@@ -51,6 +51,14 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="host memory for KV that has no room in the pool (%(default)s)",
     )
     add(
+        "--kv-disk-memory",
+        type=count,
+        default=0,
+        metavar="BYTES",
+        help="of disk for KV that has no room in host memory; it outlives the engine (%(default)s)",
+    )
+    add("--kv-disk-folder", type=Path, metavar="DIR", help="where that is: a folder of this engine alone")
+    add(
         "--device",
         default="auto",
         choices=("auto", "cpu", "cuda"),
@@ -80,6 +88,9 @@ def run(args: argparse.Namespace) -> int:
     except (json_format.ParseError, ValueError) as error:
         print(f"tidelane serve: --objective: {error}", file=sys.stderr)
         return os.EX_CONFIG
+    if args.kv_disk_memory and args.kv_disk_folder is None:
+        print("tidelane serve: --kv-disk-memory: name a folder for it with --kv-disk-folder", file=sys.stderr)
+        return os.EX_CONFIG
     return serve(
         ServeConfig(
             model=args.model,
@@ -96,6 +107,8 @@ def run(args: argparse.Namespace) -> int:
             device=args.device,
             profile=args.profile,
             kv_host_bytes=args.kv_host_memory,
+            kv_disk_bytes=args.kv_disk_memory,
+            kv_disk_folder=args.kv_disk_folder,
             queue_limit=args.queue_limit,
             log_level=args.log_level,
         )

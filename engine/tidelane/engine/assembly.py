@@ -25,23 +25,22 @@ from tidelane.engine.execution.starting import find_profile, starting_estimates
 from tidelane.engine.gpu import calibrate_gpu, cuda_executor, gpu_key, open_gpu
 from tidelane.engine.handover.opening import Cores, open_sides
 from tidelane.engine.kv.device import DevicePool
-from tidelane.engine.kv.host_memory import HostMemory
 from tidelane.engine.kv.keys import TokenNames
 from tidelane.engine.kv.layout import KVLayout
-from tidelane.engine.kv.mover import HostMover
-from tidelane.engine.kv.moves import Mover, NoMover
+from tidelane.engine.kv.moves import Mover
 from tidelane.engine.lanes.cores import CpuLanes, leave_compute_to_lanes
 from tidelane.engine.lanes.green import widen_queues
 from tidelane.engine.lanes.partition import PartitionTable, partition_table
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.loop import Loop
 from tidelane.engine.model.forward import SlicedModel
-from tidelane.engine.model.loading import LoadedModel, ModelFacts, kv_namespace, load
+from tidelane.engine.model.loading import LoadedModel, kv_namespace, load
 from tidelane.engine.model.store import resolve
 from tidelane.engine.reports import scheduling_objective
 from tidelane.engine.scheduling.plan import Scheduler
 from tidelane.engine.scheduling.policies import apart_policies, live_policies
 from tidelane.engine.sequence import Sequence
+from tidelane.engine.tiers import Below, open_below
 from tidelane.engine.usage import Usage
 from tidelane.engine.wakeup import Wakeup
 from tidelane.engine.window import LatencyWindow
@@ -90,9 +89,7 @@ class _Compute:
     executor: Callable[[Mapping[str, Sequence], Callable[[], None]], Executor]
     # Whether a prompt may begin with blocks that another has computed.
     shares: bool = True
-    # Moves KV between the device and host memory of so many blocks.
-    mover: Mover = field(default_factory=NoMover)
-    host_slots: int = 0
+    below: Below = field(default_factory=Below)
 
 
 def load_parts(config: ComputeConfig) -> Parts:
@@ -130,8 +127,10 @@ def assemble(
         estimates=compute.estimates,
         ended=window.add,
         names=TokenNames(kv_namespace(loaded.facts), layout.block_tokens) if compute.shares else None,
-        host_slots=compute.host_slots,
+        host_slots=compute.below.host_slots,
+        disk_slots=compute.below.disk_slots,
     )
+    ledger.pool.disk.restore(compute.below.left)
     executor = compute.executor(ledger.sequences, wakeup.notify)
     usage = Usage(compute.table.units, time.monotonic())
     identity.model_digest = loaded.facts.digest
@@ -141,7 +140,7 @@ def assemble(
         ledger=ledger,
         policies=policies,
         executor=executor,
-        mover=compute.mover,
+        mover=compute.below.mover,
         desk=desk,
         usage=usage,
         clock=time.monotonic,
@@ -155,7 +154,7 @@ def assemble(
         stop_token_ids=loaded.facts.stop_token_ids,
         queue_limit=config.queue_limit,
     )
-    return Engine(loop, ledger, executor, compute.mover, desk, facts)
+    return Engine(loop, ledger, executor, compute.below.mover, desk, facts)
 
 
 def _compute(config: ServeConfig, notify: Callable[[], None]) -> _Compute:
@@ -182,8 +181,6 @@ def _on_cpu(config: ServeConfig, notify: Callable[[], None]) -> _Compute:
     estimates = starting_estimates(model, pool, lanes, parts.loaded.facts, config)
     executor = partial(CpuExecutor, model, pool, lanes)
     policies = live_policies(lanes.table)
-    host = _host_memory(config, parts.loaded.facts)
-    mover = NoMover() if host is None else HostMover(pool, host, notify)
     return _Compute(
         parts.folder,
         parts.loaded,
@@ -193,15 +190,17 @@ def _on_cpu(config: ServeConfig, notify: Callable[[], None]) -> _Compute:
         policies,
         estimates,
         executor,
-        mover=mover,
-        host_slots=0 if host is None else host.slots,
+        below=open_below(config, parts.loaded.facts, pool, notify),
     )
 
 
 def _apart(config: ServeConfig, notify: Callable[[], None]) -> _Compute:
     """Decode here, prefill in a child process, each on cores of its own."""
-    if config.kv_host_bytes:
-        raise CannotServe("execution mode Disaggregated keeps no KV in host memory: leave out --kv-host-memory")
+    if config.kv_host_bytes or config.kv_disk_bytes:
+        raise CannotServe(
+            "execution mode Disaggregated keeps no KV for later prompts: "
+            "leave out --kv-host-memory and --kv-disk-memory"
+        )
     cores = Cores.split(config.cores or tuple(sorted(os.sched_getaffinity(0))))
     if config.profile is not None:
         raise CannotServe("execution mode Disaggregated times its two processes itself: start it without --profile")
@@ -233,8 +232,10 @@ def _apart(config: ServeConfig, notify: Callable[[], None]) -> _Compute:
 
 
 def _on_gpu(config: ServeConfig) -> _Compute:
-    if config.kv_host_bytes:
-        raise CannotServe("on a GPU no KV is kept in host memory so far: leave out --kv-host-memory")
+    if config.kv_host_bytes or config.kv_disk_bytes:
+        raise CannotServe(
+            "on a GPU no KV is kept below the device so far: leave out --kv-host-memory and --kv-disk-memory"
+        )
     device = torch.device("cuda", torch.cuda.current_device())
     folder = resolve(config.model, config.model_store, _log.info)
     loaded = load(folder, config.dtype, config.max_context_tokens, device)
@@ -255,23 +256,6 @@ def _on_gpu(config: ServeConfig) -> _Compute:
     executor = partial(cuda_executor, parts)
     policies = live_policies(table)
     return _Compute(folder, loaded, parts.model.layers, parts.blocks, table, policies, estimates, executor)
-
-
-def _host_memory(config: ServeConfig, facts: ModelFacts) -> HostMemory | None:
-    if not config.kv_host_bytes:
-        return None
-    layout, free_bytes = facts.kv_layout, psutil.virtual_memory().available
-    if config.kv_host_bytes > free_bytes:
-        raise CannotServe(
-            f"{config.kv_host_bytes} bytes of host memory for KV do not fit: {free_bytes} are free; ask for less"
-        )
-    slots = layout.blocks_in(config.kv_host_bytes)
-    if slots < 1:
-        raise CannotServe(
-            f"{config.kv_host_bytes} bytes of host memory for KV are too few: a block of this model takes "
-            f"{layout.block_bytes} bytes"
-        )
-    return HostMemory.allocate(layout, slots, facts.dtype)
 
 
 def _pool_blocks(config: ComputeConfig, layout: KVLayout, free_bytes: int) -> int:

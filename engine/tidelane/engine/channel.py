@@ -145,8 +145,8 @@ class Facts(msgspec.Struct, frozen=True, tag=True):
     queue_limit: int  # requests that may wait at once: a call of more could never be taken
 
 
-class HostTier(msgspec.Struct, frozen=True):
-    """Blocks of KV in host memory; those stored, loaded and evicted are counted since the start."""
+class Tier(msgspec.Struct, frozen=True):
+    """Blocks of KV in a tier below the device; those stored, loaded and evicted are counted since the start."""
 
     total: int
     free: int
@@ -176,7 +176,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     slo: Slo
     mode: str
     draining: bool = False
-    kv_host: HostTier | None = None
+    kv_tiers: dict[str, Tier] = {}  # host, disk
     lane_moves_to: dict[str, int] = {}  # by the border moved to: "1+3" (decode and prefill units), "whole"
 
 

@@ -26,8 +26,10 @@ class ComputeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig(ComputeConfig):
-    """`profile` None: the one kept in the model store for this model and device, if there is one. `kv_host_bytes` of
-    host memory are for KV that has no room in the pool.
+    """`profile` None: the one kept in the model store for this model and device, if there is one.
+
+    `kv_host_bytes` of host memory are for KV that has no room in the pool, and `kv_disk_bytes` of disk, in
+    `kv_disk_folder`, for what has none there.
     """
 
     served_name: str
@@ -36,6 +38,8 @@ class ServeConfig(ComputeConfig):
     port: int = 8000
     profile: Path | None = None
     kv_host_bytes: int = 0
+    kv_disk_bytes: int = 0
+    kv_disk_folder: Path | None = None
     control_socket: Path | None = None
     queue_limit: int = 256
     log_level: str = "info"

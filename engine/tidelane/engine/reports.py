@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from tidelane.engine.channel import Heartbeat, HostTier
+from tidelane.engine.channel import Heartbeat, Tier
 from tidelane.engine.kv.cache import KVCache
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.scheduling.plan import Objective as SchedulingObjective
@@ -45,15 +45,17 @@ def heartbeat(ledger: Ledger, usage: Usage, objective: Objective, now_s: float) 
         slo=objective.slo,
         mode=objective.mode,
         draining=ledger.draining,
-        kv_host=_host_tier(ledger.pool),
+        kv_tiers=_tiers(ledger.pool),
     )
 
 
-def _host_tier(cache: KVCache) -> HostTier | None:
-    host = cache.host
-    if not host.total:
-        return None
-    return HostTier(host.total, host.free, cache.stored_blocks, cache.loaded_blocks, host.evictions)
+def _tiers(cache: KVCache) -> dict[str, Tier]:
+    host, disk = cache.host, cache.disk
+    tiers = {
+        "host": Tier(host.total, host.free, cache.stored_blocks, cache.loaded_blocks, host.evictions),
+        "disk": Tier(disk.total, disk.free, cache.spilled_blocks, cache.fetched_blocks, disk.evictions),
+    }
+    return {name: tier for name, tier in tiers.items() if tier.total}
 
 
 def engine_status(

@@ -194,7 +194,8 @@ def slo_status(slo: Slo, source: str) -> dict[str, Any]:
     return shown | {"percentile": slo.percentile, "source": source}
 
 
-_IGNORED: Final = ("nvme", "idleTimeout", "prefetch")
+_IGNORED: Final = ("idleTimeout", "prefetch")
+_BELOW_THE_DEVICE: Final = ("hostMemory", "nvme")
 _MODES_WITH_A_BORDER: Final = (ExecutionMode.LANES, ExecutionMode.AUTO)
 _SHARES: Final = ("minDecodeShare", "maxDecodeShare")
 
@@ -204,8 +205,9 @@ def _ignored(execution: Mapping[str, Any], kv_cache: Mapping[str, Any]) -> list[
     mode = execution.get("mode", "Lanes")
     if mode not in _MODES_WITH_A_BORDER:
         found += [f"spec.execution.{name} ({mode} has no border to move)" for name in _SHARES if name in execution]
-    if mode == ExecutionMode.DISAGGREGATED and kv_cache.get("hostMemory"):
-        found.append(f"spec.kvCache.hostMemory ({mode} keeps no KV for later prompts)")
+    if mode == ExecutionMode.DISAGGREGATED:
+        below = (name for name in _BELOW_THE_DEVICE if kv_cache.get(name))
+        found += [f"spec.kvCache.{name} ({mode} keeps no KV for later prompts)" for name in below]
     if mode == ExecutionMode.MIXED_BATCH and execution.get("lateRequests") == LateRequests.REFUSE:
         found.append(f"spec.execution.lateRequests ({mode} sets nobody aside)")
     return found

@@ -239,11 +239,10 @@ class _LoopCollector(Collector):
         }
         evictions: dict[tuple[str, ...], float] = {("device",): beat.kv_evictions}
         moved: dict[tuple[str, ...], float] = {}
-        host = beat.kv_host
-        if host is not None:
-            blocks |= {("host", "idle"): host.total - host.free, ("host", "free"): host.free}
-            evictions |= {("host",): host.evictions}
-            moved = {("host", "store"): host.stored, ("host", "load"): host.loaded}
+        for name, tier in beat.kv_tiers.items():
+            blocks |= {(name, "idle"): tier.total - tier.free, (name, "free"): tier.free}
+            evictions |= {(name,): tier.evictions}
+            moved |= {(name, "store"): tier.stored, (name, "load"): tier.loaded}
         yield self._gauges("kv_tier_blocks", "KV blocks by tier and state", ("tier", "state"), blocks)
         yield self._counters("kv_evictions", "Idle KV blocks that made room for others", ("tier",), evictions)
         yield self._counters("kv_moved_blocks", "KV blocks copied to a tier and from it", ("tier", "way"), moved)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
+from xxhash import xxh3_128
 
 from tidelane.engine.kv.keys import Key, namespace
 from tidelane.engine.kv.layout import KVLayout
@@ -186,6 +187,18 @@ def weight_digest(folder: Path) -> str:
             for part in range(16):  # samples of the data, so that new weights of one shape get a new name
                 file.seek(max(0, path.stat().st_size - 4096) * part // 15)
                 digest.update(file.read(4096))
+    return digest.hexdigest()
+
+
+def whole_weights_digest(folder: Path) -> str:
+    """Of every byte of the weights. What outlives the process must not be taken for that of other weights, however few
+    of them differ; `weight_digest` looks at samples."""
+    digest = xxh3_128()
+    for path in sorted(folder.glob("*.safetensors")):
+        digest.update(f"{path.name} {path.stat().st_size} ".encode())
+        with path.open("rb") as file:
+            while piece := file.read(1 << 24):
+                digest.update(piece)
     return digest.hexdigest()
 
 

@@ -1,0 +1,72 @@
+"""The tiers of KV below a CPU's pool, opened as an engine's configuration asks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import psutil
+
+from tidelane.engine.config import ServeConfig
+from tidelane.engine.errors import CannotServe
+from tidelane.engine.kv.device import DevicePool
+from tidelane.engine.kv.disk_mover import DiskMover, Movers, recovered
+from tidelane.engine.kv.host_memory import HostMemory
+from tidelane.engine.kv.keys import Key, namespace
+from tidelane.engine.kv.mover import HostMover
+from tidelane.engine.kv.moves import Mover, NoMover
+from tidelane.engine.kv.slot_file import SlotFile
+from tidelane.engine.model.loading import ModelFacts, kv_namespace, whole_weights_digest
+
+_log = logging.getLogger(__name__)
+
+# Of host memory, through which KV goes to a disk and back, where none was given for it to stay.
+DISK_STAGING_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """The tiers below the device: room for so many blocks, what moves KV to them and back, and what an earlier engine
+    has left on the disk, by slot: the name of a block and of that before it."""
+
+    mover: Mover = field(default_factory=NoMover)
+    host_slots: int = 0
+    disk_slots: int = 0
+    left: Mapping[int, tuple[Key, Key]] = field(default_factory=dict)
+
+
+def open_below(config: ServeConfig, facts: ModelFacts, pool: DevicePool, notify: Callable[[], None]) -> Below:
+    """Raises CannotServe if they can never be as asked; a disk that fails now is done without."""
+    if not config.kv_host_bytes and not config.kv_disk_bytes:
+        return Below()
+    host = _host_memory(config.kv_host_bytes or DISK_STAGING_BYTES, facts)
+    mover = HostMover(pool, host, notify)
+    if not config.kv_disk_bytes:
+        return Below(mover, host.slots)
+    assert config.kv_disk_folder is not None
+    space = namespace(kv_namespace(facts).hex(), whole_weights_digest(facts.folder))
+    try:
+        slots, found = SlotFile.open(
+            config.kv_disk_folder,
+            namespace=space,
+            payload_bytes=facts.kv_layout.block_bytes,
+            capacity_bytes=config.kv_disk_bytes,
+        )
+    except OSError as error:
+        _log.error("serving without KV on disk: %s", error)
+        return Below(mover, host.slots)
+    _log.info("KV on disk: %d blocks are there of %d that have room", len(found), slots.layout.slots)
+    return Below(Movers(mover, DiskMover(host, slots, notify)), host.slots, slots.layout.slots, recovered(found))
+
+
+def _host_memory(size: int, facts: ModelFacts) -> HostMemory:
+    layout, free_bytes = facts.kv_layout, psutil.virtual_memory().available
+    if size > free_bytes:
+        raise CannotServe(f"{size} bytes of host memory for KV do not fit: {free_bytes} are free; ask for less")
+    slots = layout.blocks_in(size)
+    if slots < 1:
+        raise CannotServe(
+            f"{size} bytes of host memory for KV are too few: a block of this model takes {layout.block_bytes} bytes"
+        )
+    return HostMemory.allocate(layout, slots, facts.dtype)
