@@ -32,7 +32,7 @@ class HostMemory:
     @staticmethod
     def allocate(layout: KVLayout, slots: int, dtype: torch.dtype) -> HostMemory:
         # Whole pages, zeroed by the kernel when they are touched: a disk takes them as they are.
-        pages = mmap.mmap(-1, slots * layout.block_bytes)
+        pages = mmap.mmap(-1, slots * layout.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory = torch.frombuffer(pages, dtype=torch.uint8).view(slots, layout.layers, -1)
         return HostMemory(layout, memory, dtype, memoryview(pages))
 
