@@ -21,7 +21,7 @@ from tidelane.engine.model.fusing import (
     fuse_gated_mlps,
     fuse_rms_norms,
 )
-from tidelane.engine.model.loading import load, weight_digest
+from tidelane.engine.model.loading import load, weight_digest, whole_weights_digest
 from tidelane.engine.model.store import BadModel, resolve
 
 from .models import FAMILIES, SHAPE, save
@@ -384,3 +384,13 @@ def test_attention_that_rotates_a_part_of_each_head_stays() -> None:
     model = LlamaForCausalLM(LlamaConfig(**SHAPE))
     model.model.rotary_emb = LlamaRotaryEmbedding(LlamaConfig(**{**SHAPE, "head_dim": 8}))
     assert fuse_attention(model) == 0
+
+
+def test_a_single_byte_makes_other_weights_where_kv_outlives_the_engine(folder: Path) -> None:
+    (weights,) = folder.glob("*.safetensors")
+    before = whole_weights_digest(folder)
+    assert whole_weights_digest(folder) == before
+    data = bytearray(weights.read_bytes())
+    data[-4097] ^= 1
+    weights.write_bytes(data)
+    assert whole_weights_digest(folder) != before

@@ -1,1 +1,1 @@
-"""Where keys and values live: the layout of a block, the device pool, and who holds which block."""
+"""Where keys and values live: names of blocks, who holds which, the tiers, and what moves between them."""
