@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Protocol
@@ -46,7 +45,7 @@ class WaitingLine:
         self._sequences: dict[str, Sequence] = {}
         # Who waits for KV from the disk, and for which blocks of it, before anyone sees that it waits.
         self._coming: dict[str, set[Key]] = {}
-        self._wanting: defaultdict[Key, set[str]] = defaultdict(set)
+        self._wanting: dict[Key, set[str]] = {}
         self._by_priority: list[Queued] = []
         self._by_due: list[Queued] = []  # by tier and deadline
 
@@ -89,7 +88,7 @@ class WaitingLine:
             if coming:
                 self._coming[sequence.id] = coming
                 for key in coming:
-                    self._wanting[key].add(sequence.id)
+                    self._wanting.setdefault(key, set()).add(sequence.id)
                 return
         self._show(sequence)
 
@@ -128,7 +127,7 @@ class WaitingLine:
         """Whether it wanted something."""
         coming = self._coming.pop(name, None)
         for key in coming or ():
-            self._wanting[key].discard(name)
+            self._wanting[key].discard(name)  # the entry goes when the fetch ends
         return coming is not None
 
     def _show(self, sequence: Sequence) -> None:

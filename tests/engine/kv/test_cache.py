@@ -325,3 +325,19 @@ def test_another_process_goes_on_with_the_disk() -> None:
     assert [key in lame.cache.disk for key in (*keys_of("abb"), *keys_of("ba"))] == [True, False, False, True, True]
     assert lame.cache.disk.free == 8 - 3
     lame.check()
+
+
+def test_what_is_fetched_before_what_it_stands_behind_waits_for_that() -> None:
+    for well in (True, False):
+        world = World(blocks=5, slots=4, disk_slots=12)
+        fill(world, "abb", "bbbb")
+        world.want("abb")
+        world.end_fetch(2)
+        world.end_fetch(1)
+        assert [key in world.cache.host for key in keys_of("abb")] == [False, False, False]
+        assert world.want("abb") == {b"a"}
+        world.end_fetch(well=well)
+        assert world.found("abbx") == (3 if well else 0)
+        world.check()
+    assert world.cache.host.free == 3
+    assert world.cache.still

@@ -109,3 +109,9 @@ def test_a_failure_now_and_then_is_not_the_end(bench: Bench) -> None:
         bench.pages.rates = FaultRates()
         assert bench.run(Spill(number + 1, A, b"", 2, 4)) == [True]
     assert not bench.mover.gave_up
+
+
+def test_a_move_that_dies_of_something_else_ends_all_the_same(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        assert bench.run(Spill(0, A, b"", 2, SLOTS + 9), Spill(1, A, b"", 2, 4)) == [False, True]
+    assert not bench.mover.gave_up

@@ -56,7 +56,7 @@ class KVCache:
         self.fetched_blocks = 0
         self.spilled_blocks = 0
         self._arriving: dict[Key, Arrival] = {}
-        self._under_way_moves: dict[int, Holding | None] = {}  # by their numbers: whose they are
+        self._owners: dict[int, Holding | None] = {}  # by their numbers: whose they are
         self._numbers = itertools.count()
         self._moves: list[Move] = []
 
@@ -72,7 +72,7 @@ class KVCache:
     @property
     def still(self) -> bool:
         """Nothing is on its way."""
-        return not self._under_way_moves
+        return not self._owners
 
     def hold(self, keys: Sequence[Key]) -> Holding:
         """What is there of the chain `keys`, all of which `present` has found. What is below the device comes with the
@@ -136,14 +136,15 @@ class KVCache:
             if not self._is_present(key):
                 if key not in self.disk:
                     break
-                if not self.host.expects(key):
+                if not self.host.knows(key):
                     slot = self.host.reserve(parent, key)
                     if slot is None:
                         break
                     self.disk.read((key,))
                     (source,) = self.disk.slots((key,))
                     self._start(Fetch(next(self._numbers), key, parent, source, slot), None)
-                coming.add(key)
+                if self.host.expects(key):
+                    coming.add(key)
             parent = key
         return coming
 
@@ -154,7 +155,7 @@ class KVCache:
 
     def moved(self, move: Move, *, well: bool) -> None:
         """It has ended."""
-        owner = self._under_way_moves.pop(move.number)
+        owner = self._owners.pop(move.number)
         match move:
             case Store():
                 self.host.written(move.key, well=well)
@@ -217,7 +218,7 @@ class KVCache:
     def _start(self, move: Move, owner: Holding | None) -> None:
         if owner is not None:
             owner.moves += 1
-        self._under_way_moves[move.number] = owner
+        self._owners[move.number] = owner
         self._moves.append(move)
 
     def _one_less(self, owner: Holding, move: Move) -> None:

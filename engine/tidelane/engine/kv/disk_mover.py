@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from tidelane.engine.kv.host_memory import HostMemory
 from tidelane.engine.kv.keys import KEY_BYTES, Key
@@ -41,9 +41,9 @@ class DiskMover:
     def start(self, moves: Sequence[Move]) -> None:
         for move in moves:
             if isinstance(move, Spill):
-                self._spilling.submit(self._run, move, self._write)
+                self._spilling.submit(self._run, move, self._write).add_done_callback(_report)
             elif isinstance(move, Fetch):
-                self._fetching.submit(self._run, move, self._read)
+                self._fetching.submit(self._run, move, self._read).add_done_callback(_report)
 
     def poll(self) -> list[tuple[Move, bool]]:
         ended = []
@@ -61,16 +61,18 @@ class DiskMover:
 
     def _run(self, move: Spill | Fetch, copy: Callable[[Spill | Fetch], None]) -> None:
         well = False
-        if not self.gave_up:
-            try:
+        try:
+            if not self.gave_up:
                 copy(move)
                 well, self._failures = True, 0
-            except NotThere as miss:
-                _log.warning("KV on disk: %s", miss)
-            except OSError as error:
-                self._failed(error)
-        self._ended.put((move, well))
-        self._notify()
+        except NotThere as miss:
+            _log.warning("KV on disk: %s", miss)
+        except OSError as error:
+            self._failed(error)
+        finally:
+            # Whatever else happens: a move that never ended would hold its slots for ever.
+            self._ended.put((move, well))
+            self._notify()
 
     def _failed(self, error: OSError) -> None:
         self._failures += 1
@@ -111,6 +113,12 @@ def recovered(found: dict[int, bytes]) -> dict[int, tuple[Key, Key]]:
         slot: (full[:KEY_BYTES], b"" if full[KEY_BYTES:] == no_parent else full[KEY_BYTES:])
         for slot, full in found.items()
     }
+
+
+def _report(done: Future[None]) -> None:
+    """What nobody foresaw is at least told."""
+    if not done.cancelled() and (error := done.exception()) is not None:
+        _log.error("a copy of KV to or from the disk failed", exc_info=error)
 
 
 def _full(key: Key, parent: Key) -> bytes:

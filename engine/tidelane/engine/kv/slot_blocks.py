@@ -18,7 +18,8 @@ class _Slot(msgspec.Struct):
     number: int
     behind: int = 0
     readers: int = 0
-    ready: bool = False
+    ready: bool = False  # it has been written
+    there: bool = False  # and so has all that it stands behind
     spoilt: bool = False
 
 
@@ -38,6 +39,7 @@ class SlotBlocks:
         self._slots: dict[Key, _Slot] = {}
         self._ends: OrderedDict[Key, None] = OrderedDict()  # that may go, the longest unused first
         self._spoilt: list[_Slot] = []  # in use all the same
+        self._early: defaultdict[Key, list[_Slot]] = defaultdict(list)  # by the name that they wait for
 
     @property
     def free(self) -> int:
@@ -46,7 +48,7 @@ class SlotBlocks:
     def __contains__(self, key: Key) -> bool:
         """Whether it can be loaded."""
         slot = self._slots.get(key)
-        return slot is not None and slot.ready and not slot.spoilt
+        return slot is not None and slot.there and not slot.spoilt
 
     def restore(self, found: Mapping[int, tuple[Key, Key]]) -> None:
         """What an earlier process has left: by slot the name and that before it, empty for the first of a chain. What
@@ -60,7 +62,7 @@ class SlotBlocks:
             if key in self._slots:
                 continue
             taken.add(number)
-            self._slots[key] = slot = _Slot(key, parent, number, ready=True)
+            self._slots[key] = slot = _Slot(key, parent, number, ready=True, there=True)
             before = self._slots.get(parent)
             if before is not None:
                 before.behind += 1
@@ -87,17 +89,27 @@ class SlotBlocks:
         return number
 
     def written(self, key: Key, *, well: bool) -> None:
-        """The writing of its slot has ended. If not `well`, nobody will find it."""
+        """The writing of its slot has ended. If not `well`, nobody will find it, nor what stands behind it; if well,
+        it is found once all is that it stands behind, whichever was written first."""
         slot = self._slots[key]
         slot.ready = True
         before = self._slots.get(slot.parent)
         if not slot.spoilt and (not well or (before is not None and before.spoilt)):
             self._spoil(slot)
-        if slot.spoilt:
-            self._clear()
-        else:
-            self._came(key)
-            self._settle(slot)
+        elif not slot.spoilt and before is not None and not before.there:
+            self._early[slot.parent].append(slot)
+            return
+        settled = [slot]
+        for each in settled:
+            followers = [early for early in self._early.pop(each.key, ()) if not early.spoilt]
+            for follower in followers if each.spoilt else ():
+                self._spoil(follower)
+            if not each.spoilt:
+                each.there = True
+                self._came(each.key)
+                self._settle(each)
+            settled += followers
+        self._clear()
 
     def read(self, keys: Sequence[Key]) -> None:
         """Someone will load these, which are here; they stay until `was_read`."""
@@ -109,10 +121,14 @@ class SlotBlocks:
         """The name before this one, which is here."""
         return self._slots[key].parent
 
+    def knows(self, key: Key) -> bool:
+        """Whether it is here, or will be once what is being written has been."""
+        slot = self._slots.get(key)
+        return slot is not None and not slot.spoilt
+
     def expects(self, key: Key) -> bool:
         """Whether it is being written here."""
-        slot = self._slots.get(key)
-        return slot is not None and not slot.ready and not slot.spoilt
+        return self.knows(key) and not self._slots[key].ready
 
     def slots(self, keys: Sequence[Key]) -> tuple[int, ...]:
         return tuple(self._slots[key].number for key in keys)
@@ -140,7 +156,7 @@ class SlotBlocks:
             spoilt += behind[slot.key]
         for slot in reversed(spoilt):
             if not slot.spoilt:
-                if slot.ready:
+                if slot.there:
                     self._went(slot.key)
                 self._spoil(slot)
         self._clear()
@@ -168,7 +184,7 @@ class SlotBlocks:
                 self._ends.move_to_end(before.key, last=False)
 
     def _settle(self, slot: _Slot) -> None:
-        if slot.ready and not (slot.spoilt or slot.readers or slot.behind):
+        if slot.there and not (slot.spoilt or slot.readers or slot.behind):
             self._ends[slot.key] = None
 
     def _spoil(self, slot: _Slot) -> None:
