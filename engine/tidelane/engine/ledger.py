@@ -400,6 +400,7 @@ class Ledger:
         del self._running[bisect_left(self._running, sequence.priority, key=_PRIORITY)]
         self.pool.give_up(sequence.holding)
         sequence.holding, sequence.computed, sequence.settled, sequence.seen = Holding(), 0, 0, None
+        sequence.decodes = False
         sequence.prompt_logprobs = []
         self._view = None
         self._waiting.add(sequence)

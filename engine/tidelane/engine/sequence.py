@@ -28,6 +28,8 @@ class Sequence:
     # have names.
     keys: list[Key] = field(default_factory=list)
     settled: int = 0
+    # Its last prefill gave it a token. By the numbers alone one that was found but for one token looks the same.
+    decodes: bool = False
     # Tokens that were there when it was admitted, last and first.
     found: int = 0
     found_at_first: int | None = None
@@ -68,8 +70,8 @@ class Sequence:
     def view(self) -> Decoding | Prefilling:
         """What schedulers see of it while it runs."""
         request, known, computed = self.request, len(self.tokens), self.computed
-        generated = known - len(request.prompt)
-        if computed == known - 1 and generated and self.blocks:
+        if self.decodes:
+            generated = known - len(request.prompt)
             first_s = self.first_token_s
             assert first_s is not None
             tpot_s = self.slo.tpot_s
@@ -80,6 +82,7 @@ class Sequence:
     def append(self, new: NewToken, now_s: float) -> FinishReason | None:
         """Take the next token; the reason if it is the last."""
         self.tokens.append(new.token_id)
+        self.decodes = True
         self.output_counts[new.token_id] += 1
         if self.first_token_s is None:
             self.first_token_s = now_s

@@ -9,6 +9,7 @@ import pytest
 from tidelane.engine.channel import Tokens
 from tidelane.engine.kv.keys import TokenNames, namespace
 from tidelane.engine.request import FinishReason, Request, Sampling
+from tidelane.engine.scheduling.plan import Plan
 from tidelane.engine.sequence import Sequence
 from tidelane.engine.waiting import DISK_PATIENCE_S
 
@@ -97,6 +98,25 @@ def test_who_lost_its_place_finds_its_blocks_again() -> None:
         "stays": [FinishReason.LENGTH],
         "yields": [FinishReason.LENGTH],
     }
+
+
+def test_who_is_found_but_for_one_token_prefills_it() -> None:
+    """By its numbers it looks like one that decodes: a step would take it, too, while its prefill is on the way."""
+    here = world()
+    here.submit(request("yields", 16, 12))
+    here.turn()
+    assert here.executor.next_end_s is not None
+    here.clock.now_s = here.executor.next_end_s
+    ledger = here.ledger
+    for event in here.executor.poll():  # its first token; nothing is planned after it
+        ledger.hear(event, here.clock.now_s)
+    assert [step.context for step in ledger.state().decoding] == [16]
+    whole = ledger.state().table.whole
+    ledger.apply(Plan(whole, preempt=("yields",)), here.clock.now_s)
+    ledger.apply(Plan(whole, admit=("yields",)), here.clock.now_s)
+    state = ledger.state()
+    assert [(job.tokens, job.computed) for job in state.prefilling] == [(17, 16)]
+    assert state.decoding == ()
 
 
 def test_another_salt_finds_nothing() -> None:

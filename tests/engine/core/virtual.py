@@ -20,7 +20,7 @@ from tidelane.engine.lanes.partition import Partition, PartitionTable, partition
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.loop import Loop
 from tidelane.engine.request import FinishReason, NewToken, Request, Sampling, ServiceTier
-from tidelane.engine.scheduling.plan import DecodeBatch, Objective, Plan, PrefillSlice, Scheduler
+from tidelane.engine.scheduling.plan import DecodeBatch, Flight, Objective, Plan, PrefillSlice, Scheduler
 from tidelane.engine.scheduling.policies import policy as make_policy
 from tidelane.engine.sequence import Sequence
 from tidelane.engine.slo import Slo, Timeline
@@ -74,7 +74,8 @@ class VirtualClock:
 class VirtualExecutor:
     """Costs a fixed time per step, token and layer, divided by the units; tokens are made up from positions.
 
-    Checks what every executor may rely on: a lane is given work only while the units it needs are free.
+    Checks what every executor may rely on: a lane is given work only while the units it needs are free, and no sequence
+    is in two launches at once.
     """
 
     clock: VirtualClock
@@ -128,6 +129,10 @@ class VirtualExecutor:
     def _start(self, decode: DecodeBatch | None, prefill: PrefillSlice | None, units: int) -> None:
         used = sum(completion.units for _, _, completion in self._running)
         assert used + units <= self.units, f"{units} units asked for, {used} of {self.units} are at work"
+        ids = Flight(decode, prefill=prefill).ids
+        for _, _, other in self._running:
+            twice = ids & Flight(other.decode, prefill=other.prefill).ids
+            assert not twice, f"{sorted(twice)} are at work already"
         seconds = 0.0
         if decode is not None:
             seconds += (STEP_S + SEQUENCE_S * len(decode.ids)) / units**0.5
