@@ -34,6 +34,26 @@ def run(*words: str) -> int:
     return main.main(words)
 
 
+def test_more_is_found_with_host_memory(tmp_path: Path) -> None:
+    rows = [  # two conversations in turn, of which the device holds one
+        {"timestamp": 20_000 * number, "input_length": 800_000, "output_length": 2, "hash_ids": [*range(at, at + 1563)]}
+        for number, at in enumerate((0, 10_000, 0, 10_000))
+    ]
+    (tmp_path / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shares = []
+    for words in ((), ("--kv-host-memory", "200Gi", "--kv-disk-memory", "1Ti")):
+        code = run(
+            "simulate", "--trace", str(tmp_path / "trace.jsonl"), "--format", "mooncake", *MODEL, *SLO, *HERE,
+            "--policies", "mixed", "--order", "own", "--json", str(tmp_path / "a.json"), *words,
+        )  # fmt: skip
+        assert code == 0
+        (point,) = json.loads((tmp_path / "a.json").read_text())["policies"]["mixed/own"]["points"]
+        assert point["found"]["prompt_tokens"] == 3_200_000
+        shares.append(point["found"]["cached_tokens"] / 3_200_000)
+    assert shares[0] < 0.25
+    assert shares[1] > 0.49
+
+
 def test_one_rate(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [tmp_path / name for name in ("a.json", "b.json")]
     page = tmp_path / "a.html"

@@ -19,8 +19,10 @@ from tidelane.engine.estimation.profile import read_profile
 from tidelane.engine.estimation.shapes import ModelShape, model_names, model_shape
 from tidelane.engine.scheduling.policies import OrderName
 from tidelane.engine.sim.contestants import POLICIES
-from tidelane.engine.sim.machine import Machine, as_profiled, colocated, in_pairs
+from tidelane.engine.sim.machine import Machine, as_profiled, colocated, in_pairs, with_tiers
 from tidelane.engine.sim.scene import Scene
+from tidelane.engine.sim.tiers import TierSizes
+from tidelane.operator.quantities import parse_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,10 @@ def add_scenario_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gpu", metavar="GPU", help=f"{', '.join(device_names())}: step times by its data sheet, unless --profile")
     add("--profile", type=Path, metavar="FILE", help="step times as `tidelane profile` measured them")
     add("--kv-tokens", metavar="N", help="tokens that the KV cache holds; with --profile and without --gpu")
+    add("--kv-host-memory", metavar="SIZE", help="host memory of each engine for KV, such as 256Gi (none)")
+    add("--kv-disk-memory", metavar="SIZE", help="disk of each engine for KV that has no room there (none)")
+    add("--kv-host-rate", default="50", metavar="GB/S", help="between device and host memory, each way (%(default)s)")
+    add("--kv-disk-rate", default="7", metavar="GB/S", help="between host memory and disk, each way (%(default)s)")
     add(
         "--slo",
         metavar="TARGETS",
@@ -66,6 +72,9 @@ def scenario(args: argparse.Namespace) -> Scenario:
     traffic, notes = _traffic(args, seed)
     shape = _shape(_needed(args, "model"))
     one, device, times_from = _machine(args, shape)
+    sizes = _tier_sizes(args)
+    if sizes is not None:
+        one = with_tiers(one, shape, sizes)
     return Scenario(
         Scene(traffic, one, in_pairs(one, shape), slo, seed),
         args.trace.name,
@@ -151,6 +160,23 @@ def _machine(args: argparse.Namespace, shape: ModelShape) -> tuple[Machine, str,
         raise BadOption(f"--profile: is of {profile.key.units} units, {device.name} has {device.units}: give its --gpu")
     one = colocated(shape, device, profile=profile.estimates(), overhead_s=overhead_s)
     return one, device.name, f"Step times are those measured on {profile.key.device} ({profile.measured})."
+
+
+def _tier_sizes(args: argparse.Namespace) -> TierSizes | None:
+    host_rate, disk_rate = number("--kv-host-rate", args.kv_host_rate), number("--kv-disk-rate", args.kv_disk_rate)
+    if args.kv_host_memory is None:
+        if args.kv_disk_memory is not None:
+            raise BadOption("--kv-disk-memory: KV comes to the disk by way of host memory: add --kv-host-memory")
+        return None
+    disk_bytes = 0 if args.kv_disk_memory is None else _bytes("--kv-disk-memory", args.kv_disk_memory)
+    return TierSizes(_bytes("--kv-host-memory", args.kv_host_memory), disk_bytes, host_rate * 1e9, disk_rate * 1e9)
+
+
+def _bytes(option: str, text: str) -> int:
+    try:
+        return parse_memory(text)
+    except ValueError as error:
+        raise BadOption(f"{option}: {error}") from None
 
 
 def _needed(args: argparse.Namespace, name: str) -> Any:

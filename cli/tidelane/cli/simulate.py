@@ -48,7 +48,10 @@ disaggregated counts the GPUs of both phases. With --sweep it runs six rates and
 _EPILOG = """The chunk size of chunked and the border of static are tuned for each rate, on the first --tune requests.
 With --measured DIR it replays a measured run of vLLM instead: it fits the prior to its first third and reports how
 near the whole comes; give --model and --gpu with it."""
-_NOT_WITH_MEASURED = ("trace", "format", "limit", "slo", "sweep", "rates", "rate", "html")
+_NOT_WITH_MEASURED = (
+    *("trace", "format", "limit", "slo", "sweep", "rates", "rate", "html"),
+    *("kv_host_memory", "kv_disk_memory"),
+)
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -190,7 +193,7 @@ def _show(header: Header, results: Sequence[Result]) -> None:
 def _against_measured(args: argparse.Namespace) -> int:
     from tidelane.engine.sim.measured import corrected, fitted, read_run, simulated
 
-    unused = [f"--{name}" for name in _NOT_WITH_MEASURED if getattr(args, name)]
+    unused = [f"--{name.replace('_', '-')}" for name in _NOT_WITH_MEASURED if getattr(args, name)]
     if unused:
         raise BadOption(f"--measured: brings its own requests and policy: leave out {', '.join(unused)}")
     measured = read_run(args.measured)

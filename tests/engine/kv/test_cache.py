@@ -287,6 +287,17 @@ def test_what_is_on_the_disk_alone_is_found_once_it_was_fetched() -> None:
     assert world.want("abb") == set()
 
 
+def test_what_is_on_the_disk_is_fetched_though_its_beginning_is_on_the_device_alone() -> None:
+    world = World(blocks=6, slots=4, disk_slots=12)
+    fill(world, "abb", "bbbb")
+    assert [key in world.cache.device for key in keys_of("abb")] == [True, False, False]
+    assert not any(key in world.cache.host for key in keys_of("abb"))
+    assert world.want("abb") == {b"ab", b"abb"}
+    world.settle()
+    assert world.found("abbx") == 3
+    world.check()
+
+
 def test_who_wants_what_is_on_its_way_waits_for_the_same() -> None:
     world = World(blocks=4, slots=8, disk_slots=12)
     fill(world, "abb", "bbb", "bab", "baa")

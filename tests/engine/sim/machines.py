@@ -10,6 +10,7 @@ from tidelane.engine.estimation.passes import PassTimes
 from tidelane.engine.lanes.partition import PartitionTable, partition_table
 from tidelane.engine.sim.executor import Handover
 from tidelane.engine.sim.machine import Machine
+from tidelane.engine.sim.tiers import Tiers
 from tidelane.engine.slo import Slo
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.1)
@@ -42,10 +43,11 @@ def machine(
     table: PartitionTable | None = None,
     overhead_s: float = 0.0,
     handover: Handover | None = None,
+    tiers: Tiers | None = None,
 ) -> Machine:
     table = table or partition_table(4)
     times = hand_made(table.units)
-    return Machine(table, 10, blocks, 16, times, times, 1, overhead_s, handover)
+    return Machine(table, 10, blocks, 16, times, times, 1, overhead_s, handover, tiers)
 
 
 def traffic(requests: int = 60, rate: float = 4.0, seed: int = 1) -> Traffic:

@@ -13,6 +13,7 @@ from tidelane.engine.sim.machine import in_pairs
 from tidelane.engine.sim.scene import Job, Scene
 from tidelane.engine.sim.shares import Share
 from tidelane.engine.sim.workers import Run
+from tidelane.engine.sim.world import Found
 
 from .machines import SLO, machine, traffic
 
@@ -40,6 +41,7 @@ def figures(rate: float, attainment: float, *, late: bool = True) -> Figures:
         ttft_curve=(0.05, 0.1, 0.8),
         tpot_curve=(0.02, 0.04, 0.06),
         shares=(Share(0.0, 1.0, 0.25, 0.5, 0.0), Share(1.0, 2.0, 0.0, 0.0, 1.0)),
+        found=Found(1000, 400, 200, 100),
     )
 
 

@@ -131,20 +131,20 @@ class KVCache:
     def want(self, keys: Sequence[Key]) -> set[Key]:
         """Fetch what of the chain `keys` is on the disk alone, as far as host memory has room. What is to come."""
         coming: set[Key] = set()
+        here = next((at for at, key in enumerate(keys) if not self._is_present(key)), len(keys))
+        if here == len(keys) or keys[here] not in self.disk:
+            return coming
         parent = b""
-        for key in keys:
-            if not self._is_present(key):
-                if key not in self.disk:
+        for key in keys:  # from the first: what is behind another comes to host memory only together with that
+            if not self.host.knows(key):
+                slot = self.host.reserve(parent, key) if key in self.disk else None
+                if slot is None:
                     break
-                if not self.host.knows(key):
-                    slot = self.host.reserve(parent, key)
-                    if slot is None:
-                        break
-                    self.disk.read((key,))
-                    (source,) = self.disk.slots((key,))
-                    self._start(Fetch(next(self._numbers), key, parent, source, slot), None)
-                if self.host.expects(key):
-                    coming.add(key)
+                self.disk.read((key,))
+                (source,) = self.disk.slots((key,))
+                self._start(Fetch(next(self._numbers), key, parent, source, slot), None)
+            if self.host.expects(key) and key not in self.device:
+                coming.add(key)
             parent = key
         return coming
 

@@ -26,12 +26,14 @@ class Ending:
 
 
 class RecordingDesk:
-    """`open` counts the requests under way by the tokens, in and out, that they ask for."""
+    """`open_tokens` are those, in and out, that requests under way ask for; `cached_tokens` those of all prompts that
+    were found."""
 
     def __init__(self, names: HashNames) -> None:
         self.endings: list[Ending] = []
         self.gaps = GapHistogram()
         self.open_tokens = 0
+        self.cached_tokens = 0
         self._names = names
         self._inbox: list[AboutRequest] = []
         self._asked: dict[str, int] = {}
@@ -58,6 +60,7 @@ class RecordingDesk:
         for message in messages:
             if isinstance(message, Tokens):
                 name, now_s = message.request_id, message.time_s
+                self.cached_tokens += message.cached_tokens
                 if name in last_s:
                     add_gap(now_s - last_s[name])
                 if message.finish is None:

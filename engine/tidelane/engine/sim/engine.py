@@ -17,6 +17,7 @@ from tidelane.engine.sim.machine import Machine
 from tidelane.engine.sim.noise import Noise
 from tidelane.engine.sim.prefix import HashNames
 from tidelane.engine.sim.shares import LaneShares
+from tidelane.engine.sim.tiers import VirtualMover
 from tidelane.engine.slo import Slo, Timeline
 from tidelane.engine.usage import Usage
 
@@ -43,6 +44,7 @@ class VirtualEngine:
         noise: Noise,
     ) -> None:
         units = machine.table.units
+        self._block_tokens = machine.block_tokens
         self._names = HashNames(machine.block_tokens)
         self.desk = RecordingDesk(self._names)
         self.usage = Usage(units, clock.now_s)
@@ -61,7 +63,10 @@ class VirtualEngine:
             estimates=machine.believed,
             ended=_unheard,
             names=self._names,
+            host_slots=machine.tiers.host_slots if machine.tiers is not None else 0,
+            disk_slots=machine.tiers.disk_slots if machine.tiers is not None else 0,
         )
+        self._mover = VirtualMover(clock, machine.tiers) if machine.tiers is not None else None
         self.executor = VirtualExecutor(
             clock=clock,
             units=units,
@@ -72,12 +77,13 @@ class VirtualEngine:
             noise=noise,
             overhead_s=machine.overhead_s,
             handover=machine.handover,
+            mover=self._mover,
         )
         self._loop = Loop(
             ledger=self.ledger,
             policies={POLICY: scheduler},
             executor=self.executor,
-            mover=NoMover(),
+            mover=self._mover or NoMover(),
             desk=self.desk,
             usage=self.usage,
             clock=clock,
@@ -93,11 +99,18 @@ class VirtualEngine:
         self._loop.turn()
         if self.executor.launches > launches:
             self._run_on(until_s)
-        end_s = self.executor.next_end_s
-        if end_s is not None:
-            self.next_turn_s = end_s
-        else:
-            self.next_turn_s = math.inf if self.ledger.empty else self._clock.now_s + HEARTBEAT_S
+        self.next_turn_s = self._next_s()
+
+    def _next_s(self) -> float:
+        next_s = self.executor.next_end_s
+        running = next_s is not None
+        if next_s is None:
+            next_s = math.inf if self.ledger.empty else self._clock.now_s + HEARTBEAT_S
+        if self._mover is not None:
+            # While something runs, only who waits for the disk has use for a turn before that ends.
+            moved_s = self._mover.next_fetch_s if running else self._mover.next_end_s
+            next_s = next_s if moved_s is None else min(next_s, moved_s)
+        return next_s
 
     def _run_on(self, until_s: float) -> None:
         """Take the steps that follow the one just launched while there is nothing to decide, all at once.
@@ -112,6 +125,16 @@ class VirtualEngine:
         if steps:
             self.desk.run_on(steps)
             self.ledger.run_on(steps)
+
+    @property
+    def loaded_tokens(self) -> int:
+        """That came from host memory to the device."""
+        return self.ledger.pool.loaded_blocks * self._block_tokens
+
+    @property
+    def fetched_tokens(self) -> int:
+        """That came from the disk to host memory."""
+        return self.ledger.pool.fetched_blocks * self._block_tokens
 
     @property
     def working(self) -> bool:

@@ -17,6 +17,7 @@ from tidelane.engine.scheduling.plan import DecodeBatch, Plan, PrefillSlice
 from tidelane.engine.sequence import Sequence
 from tidelane.engine.sim.noise import Noise
 from tidelane.engine.sim.shares import LaneShares
+from tidelane.engine.sim.tiers import VirtualMover
 
 _TOKEN = NewToken(0)
 
@@ -62,7 +63,8 @@ class _Launch:
 
 
 class VirtualExecutor:
-    """`times` are the truth here. Each launch costs `overhead_s` of the host's time besides."""
+    """`times` are the truth here. Each launch costs `overhead_s` of the host's time besides, and waits for what `mover`
+    brings."""
 
     def __init__(
         self,
@@ -76,6 +78,7 @@ class VirtualExecutor:
         noise: Noise,
         overhead_s: float = 0.0,
         handover: Handover | None = None,
+        mover: VirtualMover | None = None,
     ) -> None:
         self.launches = 0
         self._clock = clock
@@ -87,6 +90,7 @@ class VirtualExecutor:
         self._noise = noise
         self._overhead_s = overhead_s
         self._handover = handover
+        self._mover = mover
         self._decode: _Launch | None = None  # or a fused pass
         self._prefill: _Launch | None = None
         self._noted_s = clock()
@@ -168,9 +172,19 @@ class VirtualExecutor:
         if prefill is not None:
             seconds *= (prefill.last_layer - prefill.first_layer) / self._layers
         seconds = seconds * self._noise.factor() + self._overhead_s
+        if prefill is not None and self._mover is not None:
+            seconds = max(seconds, self._loaded_s(prefill, self._mover, seconds) - now_s)
         if decode is not None and self._kv_arrives_s:
             seconds += self._wait_for_kv(decode, now_s)
         return _Launch(decode, prefill, units, now_s, seconds, now_s, now_s + seconds)
+
+    def _loaded_s(self, prefill: PrefillSlice, mover: VirtualMover, seconds: float) -> float:
+        """When a pass can end that computes each layer once its KV is there. (Once the last one is, that is left.)"""
+        arrivals = {each for span in prefill.spans for each in self._sequences[span.id].holding.arrivals}
+        if not arrivals:
+            return 0.0
+        last_layer_s = seconds / (prefill.last_layer - prefill.first_layer)
+        return mover.there_s(arrivals, prefill.last_layer / self._layers) + last_layer_s
 
     def _work(self, decode: DecodeBatch | None, prefill: PrefillSlice | None) -> tuple[Phase, PassWork]:
         work = NO_WORK

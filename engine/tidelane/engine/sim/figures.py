@@ -9,7 +9,7 @@ from tidelane.engine.bench.report import Spread
 from tidelane.engine.channel import RefusalReason
 from tidelane.engine.sim.gaps import GapHistogram
 from tidelane.engine.sim.shares import Share
-from tidelane.engine.sim.world import Replay
+from tidelane.engine.sim.world import Found, Replay
 from tidelane.engine.slo import Slo, Timeline, percentile
 
 _CURVE_PERCENTS = tuple(range(0, 101, 2))
@@ -20,7 +20,7 @@ class Figures:
     """`rate` and `goodput` are requests a second for each GPU. TPOT is over answers of two tokens and more.
 
     `aside` are the waits from the TTFT deadline to the start of prefill, of those that began after it; `refused_late`
-    is the share that was refused as it came, None where it cannot be told. The curves are
+    is the share that was refused as it came; it and `found` are None where they cannot be told. The curves are
     quantiles, evenly spread from the smallest value to the largest; None of no values.
     """
 
@@ -35,6 +35,7 @@ class Figures:
     ttft_curve: tuple[float, ...]
     tpot_curve: tuple[float, ...]
     shares: tuple[Share, ...]
+    found: Found | None
 
 
 def figures_of(replay: Replay, rate: float, slo: Slo) -> Figures:
@@ -56,6 +57,7 @@ def figures_of(replay: Replay, rate: float, slo: Slo) -> Figures:
         ttft_curve=curve(ttft_s),
         tpot_curve=curve(tpot_s),
         shares=replay.shares,
+        found=replay.found,
     )
 
 

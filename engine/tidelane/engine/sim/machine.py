@@ -12,6 +12,7 @@ from tidelane.engine.estimation.roofline import prior
 from tidelane.engine.estimation.shapes import ModelShape, kv_bytes_per_token, weight_bytes
 from tidelane.engine.lanes.partition import Partition, PartitionTable, partition_table
 from tidelane.engine.sim.executor import Handover
+from tidelane.engine.sim.tiers import Tiers, TierSizes
 
 # Of a device's memory, what engines take; the rest is the driver's, and slack. As vLLM's default.
 USED_MEMORY = 0.9
@@ -33,7 +34,8 @@ class Machine:
     """What one engine runs on: `gpus` devices, cut as `table` says, with room for `blocks` blocks of KV.
 
     `times` are the truth and `believed` is what policies start from. `handover` is set where decode and prefill are on
-    different devices. Each launch costs `overhead_s` of the host's time.
+    different devices. Each launch costs `overhead_s` of the host's time. `tiers` are what each engine has below the
+    device.
     """
 
     table: PartitionTable
@@ -45,6 +47,7 @@ class Machine:
     gpus: int = 1
     overhead_s: float = 0.0
     handover: Handover | None = None
+    tiers: Tiers | None = None
 
 
 def colocated(
@@ -85,6 +88,17 @@ def in_pairs(one: Machine, shape: ModelShape, *, handover_bytes_per_s: float = H
         gpus=2 * one.gpus,
         handover=Handover(handover_bytes_per_s, HANDOVER_LATENCY_S, kv_bytes_per_token(shape) / shape.layers),
     )
+
+
+def with_tiers(one: Machine, shape: ModelShape, sizes: TierSizes) -> Machine:
+    """Raises DoesNotFit if they have no room for a block."""
+    block_bytes = kv_bytes_per_token(shape) * one.block_tokens
+    tiers = sizes.in_blocks(block_bytes)
+    if tiers is None:
+        raise DoesNotFit(
+            f"host memory for KV of {sizes.host_bytes:.0f} bytes has no room for a block of {block_bytes:.0f}"
+        )
+    return replace(one, tiers=tiers)
 
 
 def _blocks(shape: ModelShape, device: DeviceFacts) -> int:

@@ -72,7 +72,7 @@ def goodput_table(results: Sequence[Result]) -> Table:
 def latency_table(results: Sequence[Result], at: int) -> Table:
     """Latencies at one point of the grid."""
     table = _table(f"Latencies at {results[0].points[at].rate:.3g}/s")
-    for name in ("TTFT p50", "p99", "TPOT p50", "p99", "gap p99", "aside", "429"):
+    for name in ("TTFT p50", "p99", "TPOT p50", "p99", "gap p99", "aside", "429", "found"):
         table.add_column(name, justify="right")
     for result in results:
         point = result.points[at]
@@ -82,6 +82,7 @@ def latency_table(results: Sequence[Result], at: int) -> Table:
             _cell(point.gap, "p99_s"),
             _cell(point.aside, "max_s"),
             "-" if point.refused_late is None else f"{point.refused_late:.1%}",
+            "-" if point.found is None else f"{point.found.cached_tokens / point.found.prompt_tokens:.1%}",
         )
     return table
 
@@ -116,6 +117,7 @@ def _point(point: Figures) -> dict[str, Any]:
         "tpot_ms": _milliseconds(point.tpot),
         "tbt_ms": _milliseconds(point.gap),
         "refused_late": _rounded(point.refused_late),
+        "found": None if point.found is None else asdict(point.found),
         "aside_wait_s": None
         if point.aside is None
         else {"p50": _rounded(point.aside.p50_s), "max": _rounded(point.aside.max_s)},

@@ -46,5 +46,6 @@ def result_of(name: str, run: LoadRun, rate_rps: float, gpus: int, slo: Slo) -> 
         ttft_curve=curve(ttft_s),
         tpot_curve=curve(tpot_s),
         shares=(),
+        found=None,
     )
     return Result(Server(name), gpus, (figures,), (Setting(),), {})

@@ -42,6 +42,17 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """How many of the `prompt_tokens` needed no computing, and how many of those came from host memory, and to there
+    from the disk."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    loaded_tokens: int
+    fetched_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Replay:
     """`answers` in order of arrival. `busy_s` and `launches` are summed over engines; `shares` are the first one's."""
 
@@ -54,6 +65,7 @@ class Replay:
     border_moves: int
     ended_s: float
     gpus: int
+    found: Found
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +148,10 @@ def _run(engines: list[VirtualEngine], clock: VirtualClock, requests: Iterator[t
                 if least_to_do not in due:
                     due.append(least_to_do)
                 coming = next(requests, None)
-        elif first.next_turn_s < math.inf:
-            clock.now_s = first.next_turn_s
-        else:
+        elif coming is None and all(each.ledger.empty for each in engines):
             return
+        else:
+            clock.now_s = first.next_turn_s
         for engine in due:
             engine.turn(coming[0].arrival_s if coming is not None else math.inf)
         idle_turns = 0 if coming is not None or any(each.working for each in engines) else idle_turns + 1
@@ -179,4 +191,10 @@ def _gather(engines: list[VirtualEngine], traffic: Traffic, ended_s: float, gpus
         border_moves=sum(engine.usage.border_moves for engine in engines),
         ended_s=ended_s,
         gpus=gpus,
+        found=Found(
+            prompt_tokens=sum(arrival.input_tokens for arrival in traffic.arrivals),
+            cached_tokens=sum(engine.desk.cached_tokens for engine in engines),
+            loaded_tokens=sum(engine.loaded_tokens for engine in engines),
+            fetched_tokens=sum(engine.fetched_tokens for engine in engines),
+        ),
     )
