@@ -1,5 +1,4 @@
-"""What `tools.kv_quality` compares: the KV codecs, schemes that were not taken, and a yardstick; and a way to the lower
-tiers and back."""
+"""What `tools.kv_quality` compares, KV codecs and schemes that were not taken; and a way to the lower tiers and back."""
 
 from __future__ import annotations
 
@@ -10,20 +9,6 @@ import torch
 
 from tidelane.engine.kv.codecs import CHANNELS, CODECS, TOKENS, Affine, Codec, Part, codec
 from tidelane.engine.kv.device import DevicePool
-
-
-@dataclass(frozen=True, slots=True)
-class AsBfloat16:
-    """A form of no codec: what a GPU's own pool holds."""
-
-    def parts(self, shape: tuple[int, int, int], element_bytes: int) -> tuple[Part, ...]:
-        return (Part(shape, torch.bfloat16),)
-
-    def encode(self, numbers: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-        parts[0].copy_(numbers)
-
-    def decode(self, parts: Sequence[torch.Tensor], numbers: torch.Tensor) -> None:
-        numbers.copy_(parts[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +44,12 @@ class Variant:
         return f"{self.codec.name}, first block raw" if self.first_raw else self.codec.name
 
 
-def _both(name: str, form: AsBfloat16 | PerHead | Affine) -> Codec:
+def _both(name: str, form: PerHead | Affine) -> Codec:
     return Codec(name, form, form)
 
 
 TAKEN = tuple(Variant(each) for each in CODECS if each.name != "raw")
-BESIDE = (Variant(_both("bfloat16", AsBfloat16())), Variant(codec("int4"), first_raw=True))
+BESIDE = (Variant(codec("int4"), first_raw=True),)
 NOT_TAKEN = (
     Variant(_both("fp8, by block", PerHead(torch.float8_e4m3fn, 448))),
     Variant(_both("int8, by block", PerHead(torch.int8, 127))),

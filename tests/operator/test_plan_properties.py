@@ -43,10 +43,12 @@ class PlanMachine(RuleBasedStateMachine):
             self.world.edit(replicas=replicas, resources={"gpus": gpus})
             self.settle()
 
-    @rule(dtype=st.sampled_from(["auto", "int8"]))
-    def ask_for_what_can_be_done_or_not(self, dtype: str) -> None:
+    @rule(can=st.booleans())
+    def ask_for_what_can_be_done_or_not(self, can: bool) -> None:
         if self.world.raw and not self.deleted:
-            self.world.edit(kvCache={"dtype": dtype})
+            self.world.edit(scaling={"min": 1, "max": 2})
+            if can:
+                del self.world.raw["spec"]["scaling"]
             self.settle()
 
     @rule(name=node_names, seconds=st.sampled_from([TIMING.unreachable_s, TIMING.move_s]))

@@ -59,6 +59,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add("--kv-disk-folder", type=Path, metavar="DIR", help="where that is: a folder of this engine alone")
     add(
+        "--kv-dtype",
+        default="auto",
+        choices=("auto", "bf16", "fp8", "int8", "int4"),
+        help="how KV is held below the device (%(default)s: bit for bit; the others round)",
+    )
+    add(
         "--device",
         default="auto",
         choices=("auto", "cpu", "cuda"),
@@ -91,6 +97,12 @@ def run(args: argparse.Namespace) -> int:
     if args.kv_disk_memory and args.kv_disk_folder is None:
         print("tidelane serve: --kv-disk-memory: name a folder for it with --kv-disk-folder", file=sys.stderr)
         return os.EX_CONFIG
+    if args.kv_dtype != "auto" and not (args.kv_host_memory or args.kv_disk_memory):
+        print(
+            "tidelane serve: --kv-dtype: is of KV below the device: add --kv-host-memory or --kv-disk-memory",
+            file=sys.stderr,
+        )
+        return os.EX_CONFIG
     return serve(
         ServeConfig(
             model=args.model,
@@ -109,6 +121,7 @@ def run(args: argparse.Namespace) -> int:
             kv_host_bytes=args.kv_host_memory,
             kv_disk_bytes=args.kv_disk_memory,
             kv_disk_folder=args.kv_disk_folder,
+            kv_dtype=args.kv_dtype,
             queue_limit=args.queue_limit,
             log_level=args.log_level,
         )

@@ -29,7 +29,7 @@ class ServeConfig(ComputeConfig):
     """`profile` None: the one kept in the model store for this model and device, if there is one.
 
     `kv_host_bytes` of host memory are for KV that has no room in the pool, and `kv_disk_bytes` of disk, in
-    `kv_disk_folder`, for what has none there.
+    `kv_disk_folder`, for what has none there; both hold it as `kv_dtype` says, the name of a codec; auto: as it is.
     """
 
     served_name: str
@@ -40,6 +40,7 @@ class ServeConfig(ComputeConfig):
     kv_host_bytes: int = 0
     kv_disk_bytes: int = 0
     kv_disk_folder: Path | None = None
+    kv_dtype: str = "auto"
     control_socket: Path | None = None
     queue_limit: int = 256
     log_level: str = "info"

@@ -10,6 +10,7 @@ import psutil
 
 from tidelane.engine.config import ServeConfig
 from tidelane.engine.errors import CannotServe
+from tidelane.engine.kv.codecs import RAW, Codec, codec
 from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.kv.disk_mover import DiskMover, Movers, recovered
 from tidelane.engine.kv.host_memory import HostMemory
@@ -40,17 +41,18 @@ def open_below(config: ServeConfig, facts: ModelFacts, pool: DevicePool, notify:
     """Raises CannotServe if they can never be as asked; a disk that fails now is done without."""
     if not config.kv_host_bytes and not config.kv_disk_bytes:
         return Below()
-    host = _host_memory(config.kv_host_bytes or DISK_STAGING_BYTES, facts)
+    held_as = RAW if config.kv_dtype == "auto" else codec(config.kv_dtype)
+    host = _host_memory(config.kv_host_bytes or DISK_STAGING_BYTES, facts, held_as)
     mover = HostMover(pool, host, notify)
     if not config.kv_disk_bytes:
         return Below(mover, host.slots)
     assert config.kv_disk_folder is not None
-    space = namespace(kv_namespace(facts).hex(), whole_weights_digest(facts.folder))
+    space = namespace(kv_namespace(facts).hex(), whole_weights_digest(facts.folder), held_as.name)
     try:
         slots, found = SlotFile.open(
             config.kv_disk_folder,
             namespace=space,
-            payload_bytes=facts.kv_layout.block_bytes,
+            payload_bytes=held_as.block_bytes(facts.kv_layout),
             capacity_bytes=config.kv_disk_bytes,
         )
     except OSError as error:
@@ -60,13 +62,13 @@ def open_below(config: ServeConfig, facts: ModelFacts, pool: DevicePool, notify:
     return Below(Movers(mover, DiskMover(host, slots, notify)), host.slots, slots.layout.slots, recovered(found))
 
 
-def _host_memory(size: int, facts: ModelFacts) -> HostMemory:
-    layout, free_bytes = facts.kv_layout, psutil.virtual_memory().available
+def _host_memory(size: int, facts: ModelFacts, held_as: Codec) -> HostMemory:
+    free_bytes = psutil.virtual_memory().available
     if size > free_bytes:
         raise CannotServe(f"{size} bytes of host memory for KV do not fit: {free_bytes} are free; ask for less")
-    slots = layout.blocks_in(size)
-    if slots < 1:
+    block_bytes = held_as.block_bytes(facts.kv_layout)
+    if size < block_bytes:
         raise CannotServe(
-            f"{size} bytes of host memory for KV are too few: a block of this model takes {layout.block_bytes} bytes"
+            f"{size} bytes of host memory for KV are too few: a block of this model takes {block_bytes} bytes"
         )
-    return HostMemory.allocate(layout, slots, facts.dtype)
+    return HostMemory.allocate(facts.kv_layout, size // block_bytes, held_as)

@@ -123,7 +123,7 @@ class ServiceSpec:
             kv_cache=_parse_kv_cache(kv_cache),
             replicas=spec.get("replicas"),
             devices=spec.get("resources", {}).get("gpus", 1),
-            unsupported=tuple(_unsupported(spec, kv_cache)),
+            unsupported=tuple(_unsupported(spec)),
             ignored=tuple(_ignored(execution, kv_cache)),
         )
 
@@ -208,18 +208,15 @@ def _ignored(execution: Mapping[str, Any], kv_cache: Mapping[str, Any]) -> list[
     if mode == ExecutionMode.DISAGGREGATED:
         below = (name for name in _BELOW_THE_DEVICE if kv_cache.get(name))
         found += [f"spec.kvCache.{name} ({mode} keeps no KV for later prompts)" for name in below]
+    if kv_cache.get("dtype", "auto") != "auto" and not any(kv_cache.get(name) for name in _BELOW_THE_DEVICE):
+        found.append("spec.kvCache.dtype (is of KV below the device: set hostMemory or nvme)")
     if mode == ExecutionMode.MIXED_BATCH and execution.get("lateRequests") == LateRequests.REFUSE:
         found.append(f"spec.execution.lateRequests ({mode} sets nobody aside)")
     return found
 
 
-def _unsupported(spec: _Spec, kv_cache: Mapping[str, Any]) -> list[str]:
-    found = []
-    if kv_cache.get("dtype", "auto") != "auto":
-        found.append(f"spec.kvCache.dtype: {kv_cache['dtype']} (use auto)")
-    if "scaling" in spec:
-        found.append("spec.scaling (use spec.replicas)")
-    return found
+def _unsupported(spec: _Spec) -> list[str]:
+    return ["spec.scaling (use spec.replicas)"] if "scaling" in spec else []
 
 
 def _parse_slo(slo: Mapping[str, Any]) -> Slo:

@@ -19,8 +19,8 @@ CPU = torch.device("cpu")
 SMOLLM2 = KVLayout(layers=30, heads=3, key_dim=64, value_dim=64, element_bytes=2)
 DTYPES = (torch.bfloat16, torch.float32)
 LOSSY = tuple(each for each in CODECS if each.name != "raw")
-# The axis of [tokens, heads, dim] on which numbers share a scale, keys' and values'.
-SHARED = {"fp8": (2, 2), "int8": (2, 2), "int4": (0, 2)}
+# The axis of [tokens, heads, dim] on which numbers share a scale, keys' and values'; None: each is for itself.
+SHARED: dict[str, tuple[int | None, int | None]] = {"bf16": (None, None), "fp8": (2, 2), "int8": (2, 2), "int4": (0, 2)}
 
 every_codec = pytest.mark.parametrize("each", CODECS, ids=lambda each: each.name)
 lossy_codec = pytest.mark.parametrize("each", LOSSY, ids=lambda each: each.name)
@@ -153,6 +153,7 @@ def test_sizes() -> None:
     """Of the built-in model: bytes of a layer of a block, 16 tokens of 3 heads, and 64 numbers each side."""
     assert {each.name: each.layer_bytes(SMOLLM2) for each in CODECS} == {
         "raw": 2 * 16 * 3 * 64 * 2,
+        "bf16": 2 * 16 * 3 * 64 * 2,
         "fp8": 2 * (16 * 3 * 64 + 16 * 3 * 2),  # codes, and a scale for each head of each token
         "int8": 2 * (16 * 3 * 64 + 2 * 16 * 3 * 2),  # and a zero point
         "int4": (8 * 3 * 64 + 2 * 3 * 64 * 2) + (8 * 3 * 64 + 2 * 16 * 3 * 2),
@@ -183,6 +184,7 @@ def test_bytes_on_a_disk_outlive_the_process() -> None:
         each.name: hashlib.sha256(encoded(each, keys, values).numpy().tobytes()).hexdigest()[:16] for each in CODECS
     } == {
         "raw": "0c6de44b5c9210eb",
+        "bf16": "0c6de44b5c9210eb",  # of bfloat16
         "fp8": "31921e3b8d6c708d",
         "int8": "552295c5241d26e7",
         "int4": "1cd1a78188de9258",
@@ -206,8 +208,10 @@ def any_block() -> st.SearchStrategy[Numbers]:
     return wild | near
 
 
-def allowed(name: str, x: torch.Tensor, axis: int) -> torch.Tensor:
+def allowed(name: str, x: torch.Tensor, axis: int | None) -> torch.Tensor:
     """The error that the docstrings allow, before what comes back is rounded to its dtype."""
+    if axis is None:
+        return x.abs() / 256
     low, high = x.amin(axis, keepdim=True), x.amax(axis, keepdim=True)
     stored = 1 + 2.0**-7  # bfloat16 rounds up by so much at most
     if name == "fp8":
@@ -302,7 +306,9 @@ def test_nothing_finite_is_made_of_what_is_not(each: Codec, dtype: torch.dtype, 
 def sharing(each: Codec, numbers: torch.Tensor, side: int, at: tuple[int, int, int, int]) -> torch.Tensor:
     """Which of `numbers` have the scale of the one at `at`."""
     index: list[Any] = list(at)
-    index[1 + SHARED[each.name][side]] = slice(None)
+    axis = SHARED[each.name][side]
+    if axis is not None:
+        index[1 + axis] = slice(None)
     shares = torch.zeros_like(numbers, dtype=torch.bool)
     shares[tuple(index)] = True
     return shares
@@ -320,7 +326,7 @@ def test_what_was_float32_can_come_back_as_bfloat16() -> None:
 
 def test_codecs_are_found_by_name() -> None:
     assert [codec(each.name) for each in CODECS] == list(CODECS)
-    with pytest.raises(ValueError, match="unknown KV codec 'fp4': there are raw, fp8, int8, int4"):
+    with pytest.raises(ValueError, match="unknown KV codec 'fp4': there are raw, bf16, fp8, int8, int4"):
         codec("fp4")
 
 

@@ -28,7 +28,7 @@ class Bench:
     """A mover over a file in `folder`, whose moves are waited for."""
 
     def __init__(self, folder: Path, rates: FaultRates | None = None) -> None:
-        self.host = HostMemory.allocate(LAYOUT, SLOTS, torch.float32)
+        self.host = HostMemory.allocate(LAYOUT, SLOTS)
         layout = SlotLayout.within(SLOTS * (LAYOUT.block_bytes + 2 * 4096), LAYOUT.block_bytes)
         pages = PageFile.open(folder / FILE_NAME, layout.file_bytes)
         self.pages = FaultyPages(pages, rates or FaultRates(), seed=1)

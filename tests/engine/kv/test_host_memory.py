@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 
+from tidelane.engine.kv.codecs import codec
 from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.kv.host_memory import HostMemory, runs
 from tidelane.engine.kv.layout import KVLayout
@@ -40,7 +41,7 @@ def test_a_block_comes_back_as_it_left_and_no_other_changes(dtype: torch.dtype, 
     chance = random.Random(seed)
     torch.manual_seed(seed)
     made = layout(dtype, value_dim)
-    pool, host = filled(made, dtype), HostMemory.allocate(made, SLOTS, dtype)
+    pool, host = filled(made, dtype), HostMemory.allocate(made, SLOTS)
     host.memory.random_()
     before_device, before_host = bytes_of(pool), host.memory.clone()
     count = chance.randint(1, 6)
@@ -68,7 +69,7 @@ def test_a_block_comes_back_as_it_left_and_no_other_changes(dtype: torch.dtype, 
 
 def test_a_layer_is_loaded_by_itself() -> None:
     made = layout(torch.float32)
-    pool, host = filled(made, torch.float32), HostMemory.allocate(made, SLOTS, torch.float32)
+    pool, host = filled(made, torch.float32), HostMemory.allocate(made, SLOTS)
     host.store(pool, [3], [5])
     first = pool.keys[0][12:16].clone()
     for part in (*pool.keys, *pool.values):
@@ -77,6 +78,26 @@ def test_a_layer_is_loaded_by_itself() -> None:
     assert torch.equal(pool.keys[0][28:32], first)
     assert not pool.keys[1].any()
     assert not pool.values[2].any()
+
+
+@pytest.mark.parametrize(("held_as", "worst"), [("bf16", 1 / 256), ("fp8", 1 / 16), ("int8", 1 / 100), ("int4", 1 / 6)])
+def test_with_a_codec_it_comes_back_rounded_in_less_room(held_as: str, worst: float) -> None:
+    made = KVLayout(3, 2, key_dim=64, value_dim=32, element_bytes=4, block_tokens=16)
+    pool, host = filled(made, torch.float32), HostMemory.allocate(made, SLOTS, codec(held_as))
+    for part in (*pool.keys, *pool.values):
+        part.normal_(generator=torch.Generator().manual_seed(1))
+    assert host.memory[0].nbytes == len(host.record(0)) <= 0.51 * made.block_bytes
+    then = [part.clone() for part in (*pool.keys, *pool.values)]
+    host.store(pool, [3, 4, 9], [5, 6, 0])
+    for part in (*pool.keys, *pool.values):
+        part.zero_()
+    for layer in range(made.layers):
+        host.load(pool, [7, 8, 1], [5, 6, 0], layer)
+    for now, before in zip((*pool.keys, *pool.values), then, strict=True):
+        by_block = now.view(BLOCKS, -1)
+        off = by_block[[7, 8, 1]] - before.view(BLOCKS, -1)[[3, 4, 9]]
+        assert 0 < float(off.abs().max()) <= worst * float(before.abs().max())
+        assert not by_block[[0, 2, 3, 4, 5, 6, 9, 10, 11]].any()
 
 
 def test_adjacent_pairs_are_one_copy() -> None:
@@ -103,7 +124,7 @@ class Notified:
 
 def test_the_mover_tells_what_has_ended_and_how() -> None:
     made = layout(torch.float32)
-    pool, host = filled(made, torch.float32), HostMemory.allocate(made, SLOTS, torch.float32)
+    pool, host = filled(made, torch.float32), HostMemory.allocate(made, SLOTS)
     wanted = bytes_of(pool)
     told = Notified()
     mover = HostMover(pool, host, told)

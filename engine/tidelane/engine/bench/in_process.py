@@ -150,7 +150,7 @@ class InProcessEngine:
         )
         self.mover: Mover = NoMover()
         if host_slots:
-            host = HostMemory.allocate(layout, host_slots, loaded.facts.dtype)
+            host = HostMemory.allocate(layout, host_slots)
             self.mover = HostMover(self.pool, host, self._wakeup.notify)
         executor: Executor = (
             sides.executor(self.ledger.sequences, self._wakeup.notify)

@@ -1,4 +1,4 @@
-"""How KV blocks are held below the device tier: as they are (raw), or in fewer bits (fp8, int8, int4).
+"""How KV blocks are held below the device tier: as they are (raw), or in fewer bits (bf16, fp8, int8, int4).
 
 There a block is one *record*: its layers one after another, `Codec.layer_bytes` each, so that layer l of a block is one
 piece at l * layer_bytes. Within a layer come the parts of the keys, then those of the values, then zeros up to a whole
@@ -69,6 +69,20 @@ class Raw:
 
     def decode(self, parts: Sequence[torch.Tensor], numbers: torch.Tensor) -> None:
         numbers.view(torch.uint8).copy_(parts[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """To bfloat16, the nearest: |x' - x| <= |x| / 256."""
+
+    def parts(self, shape: tuple[int, int, int], element_bytes: int) -> tuple[Part, ...]:
+        return (Part(shape, torch.bfloat16),)
+
+    def encode(self, numbers: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+        parts[0].copy_(numbers)
+
+    def decode(self, parts: Sequence[torch.Tensor], numbers: torch.Tensor) -> None:
+        numbers.copy_(parts[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +211,10 @@ class Codec:
 # fp8 and int8 give every token a scale of its own, as LMDeploy does: the first tokens of a text, which all later ones
 # attend to, have keys and values of another size than the rest. int4 has no codes to spare for the few channels in
 # which keys are large, so it follows KIVI (arXiv 2402.02750): keys by channel, over a block's tokens; values by token.
+RAW: Final = Codec("raw", Raw(), Raw())
 CODECS: Final = (
-    Codec("raw", Raw(), Raw()),
+    RAW,
+    Codec("bf16", Rounded(), Rounded()),
     Codec("fp8", Float8(), Float8()),
     Codec("int8", Affine(8, over=CHANNELS), Affine(8, over=CHANNELS)),
     Codec("int4", Affine(4, over=TOKENS), Affine(4, over=CHANNELS)),

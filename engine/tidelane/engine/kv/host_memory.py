@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from tidelane.engine.kv.codecs import RAW, Codec
 from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.kv.layout import KVLayout
 
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """[slots, layers, layer bytes], uint8: of each layer of a block the keys, then the values, as they are.
+    """[slots, layers, layer bytes], uint8: of each layer of a block the keys, then the values, as `codec` writes them.
 
     Block by block, other than the device pool: a block is one piece to write to a disk, and a layer of it one to load.
     """
 
     layout: KVLayout
+    codec: Codec
     memory: torch.Tensor
-    dtype: torch.dtype
     _bytes: memoryview
 
     @property
@@ -30,34 +30,35 @@ class HostMemory:
         return self.memory.shape[0]
 
     @staticmethod
-    def allocate(layout: KVLayout, slots: int, dtype: torch.dtype) -> HostMemory:
+    def allocate(layout: KVLayout, slots: int, codec: Codec = RAW) -> HostMemory:
         # Whole pages, zeroed by the kernel when they are touched: a disk takes them as they are.
-        pages = mmap.mmap(-1, slots * layout.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages = mmap.mmap(-1, slots * codec.block_bytes(layout), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory = torch.frombuffer(pages, dtype=torch.uint8).view(slots, layout.layers, -1)
-        return HostMemory(layout, memory, dtype, memoryview(pages))
+        return HostMemory(layout, codec, memory, memoryview(pages))
 
     def record(self, slot: int) -> memoryview:
         """All bytes of a block."""
-        return self._bytes[slot * self.layout.block_bytes : (slot + 1) * self.layout.block_bytes]
+        size = self.codec.block_bytes(self.layout)
+        return self._bytes[slot * size : (slot + 1) * size]
 
     def store(self, pool: DevicePool, blocks: Sequence[int], slots: Sequence[int]) -> None:
         for layer in range(self.layout.layers):
-            for device, host in self._parts(pool, layer):
-                for block, slot, count in runs(blocks, slots):
-                    host[slot : slot + count].copy_(device[block : block + count])
+            keys, values = _blocks_of(pool, layer)
+            for block, slot, count in runs(blocks, slots):
+                here = self.memory[slot : slot + count, layer]
+                self.codec.encode(keys[block : block + count], values[block : block + count], here)
 
     def load(self, pool: DevicePool, blocks: Sequence[int], slots: Sequence[int], layer: int) -> None:
-        for device, host in self._parts(pool, layer):
-            for block, slot, count in runs(blocks, slots):
-                device[block : block + count].copy_(host[slot : slot + count])
+        keys, values = _blocks_of(pool, layer)
+        for block, slot, count in runs(blocks, slots):
+            here = self.memory[slot : slot + count, layer]
+            self.codec.decode(here, keys[block : block + count], values[block : block + count])
 
-    def _parts(self, pool: DevicePool, layer: int) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-        """Keys and values of a layer, [blocks, elements] on the device and [slots, elements] here."""
-        layout = self.layout
-        here = self.memory[:, layer].view(self.dtype)
-        keys = math.prod((layout.block_tokens, layout.heads, layout.key_dim))
-        device = (part[layer].view(pool.blocks, -1) for part in (pool.keys, pool.values))
-        return tuple(zip(device, (here[:, :keys], here[:, keys:]), strict=True))
+
+def _blocks_of(pool: DevicePool, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of a layer, [blocks, tokens, heads, dim]."""
+    keys, values = pool.keys[layer], pool.values[layer]
+    return keys.view(pool.blocks, -1, *keys.shape[1:]), values.view(pool.blocks, -1, *values.shape[1:])
 
 
 def runs(blocks: Sequence[int], slots: Sequence[int]) -> Iterator[tuple[int, int, int]]:
