@@ -1,4 +1,4 @@
-"""What `tools.kv_quality` compares, KV codecs and schemes that were not taken; and a way to the lower tiers and back."""
+"""What `tools.kv_quality` compares, KV codecs and schemes not taken; and a way to the lower tiers and back."""
 
 from __future__ import annotations
 
