@@ -124,6 +124,10 @@ class KVCache:
         self.host.forget(holding.keys)
         self.disk.forget(holding.keys)
 
+    def awaits(self, holding: Holding) -> bool:
+        """Whether some of its blocks may not be there yet."""
+        return bool(holding.arrivals) and any(each in holding.arrivals for each in self._arriving.values())
+
     def shared(self, holding: Holding) -> int:
         """How many of its blocks would not get free with it."""
         return len(holding.blocks) if holding.moves else self.device.shared(holding.blocks)
