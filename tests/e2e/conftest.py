@@ -1,8 +1,9 @@
-"""The API server with the CRD installed, and agents and operators as processes."""
+"""The API server with the CRD installed, and agents, operators and engines as processes."""
 
 from __future__ import annotations
 
 import contextlib
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from cluster.harness import Cluster, KubectlError
 from tidelane.operator.kubernetes_cluster import KubernetesCluster, connect
 
 from .operator_rig import OperatorRig
+from .serving import Served, free_port, serve_command
 
 CRDS = Path(__file__).parents[2] / "crds"
 
@@ -45,3 +47,12 @@ async def kubernetes(installed: Cluster) -> AsyncIterator[KubernetesCluster]:
 def rig(installed: Cluster, namespace: str, tmp_path: Path) -> Iterator[OperatorRig]:
     with OperatorRig(installed, namespace, tmp_path) as made:
         yield made
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    port = free_port()
+    process = subprocess.Popen(serve_command(port, tmp_path))
+    yield Served(process, port)
+    process.kill()
+    process.wait()

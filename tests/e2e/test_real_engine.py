@@ -6,13 +6,10 @@ import asyncio
 import json
 import random
 import re
-import socket
 import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -20,38 +17,15 @@ import httpx
 import openai
 import psutil
 import pytest
-from google.protobuf import json_format
 
 from agent.engine_control_contract import EngineControlContract, RunningEngine, StartEngine, objective
 from engine.core.models import save
 from engine.handover.processes import prefill_sides, runs
 from tidelane.rpc import serving_pb2
 
+from .serving import MODEL, Served, free_port, serve_command, text_of
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-MODEL = "builtin://smollm2-135m-instruct"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def serve_command(
-    port: int,
-    folder: Path,
-    mode: serving_pb2.ExecutionMode = serving_pb2.LANES,
-    late_requests: serving_pb2.LateRequests = serving_pb2.SERVE,
-) -> list[str]:
-    wanted = objective(revision=1)
-    wanted.mode, wanted.late_requests = mode, late_requests
-    wanted.slo.tpot_s = 2.0  # however slow the machine, streams run side by side
-    return [
-        *(sys.executable, "-m", "tidelane.cli.main", "serve", "--model", MODEL, "--served-name", "chat"),
-        *("--port", str(port), "--control-socket", str(folder / "control")),
-        *("--objective", json_format.MessageToJson(wanted), "--kv-pool-memory", str(512 << 20)),
-    ]
 
 
 class TestControl(EngineControlContract):
@@ -70,59 +44,6 @@ class TestControl(EngineControlContract):
             if process.returncode is None:
                 process.kill()
             await process.wait()
-
-
-class Served:
-    """A serving engine, and what a client needs of it."""
-
-    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
-        self.process = process
-        self.url = f"http://127.0.0.1:{port}"
-
-    async def until_ready(self) -> None:
-        async with httpx.AsyncClient() as client, asyncio.timeout(180):
-            while True:
-                with suppress(httpx.TransportError):
-                    if (await client.get(f"{self.url}/ready")).status_code == 200:
-                        return
-                assert self.process.poll() is None, "the engine ended"
-                await asyncio.sleep(0.2)  # the interval of a poll with a deadline
-
-    async def metric(self, name: str) -> float:
-        (value,) = await self.metrics(name)
-        return value
-
-    async def metrics(self, *names: str) -> list[float]:
-        """All of the same moment."""
-        async with httpx.AsyncClient() as client:
-            lines = (await client.get(f"{self.url}/metrics")).text.splitlines()
-        return [
-            next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"tidelane_{name}"))
-            for name in names
-        ]
-
-    async def until_idle(self) -> None:
-        """Until nothing runs or waits and no block is held: metrics lag behind answers by up to a heartbeat."""
-        held = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-        async with asyncio.timeout(60):
-            while any(await self.metrics(*held)):
-                await asyncio.sleep(0.1)  # the interval of a poll with a deadline
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    port = free_port()
-    process = subprocess.Popen(serve_command(port, tmp_path))
-    yield Served(process, port)
-    process.kill()
-    process.wait()
-
-
-async def text_of(client: openai.AsyncOpenAI, prompt: str, tokens: int) -> str:
-    stream = await client.completions.create(
-        model="chat", prompt=prompt, max_tokens=tokens, temperature=0, stream=True, extra_body={"ignore_eos": True}
-    )
-    return "".join([chunk.choices[0].text async for chunk in stream])
 
 
 async def leave_early(url: str, chance: random.Random) -> None:
@@ -156,95 +77,6 @@ async def test_200_clients_that_leave_free_all_blocks_and_disturb_nobody(served:
     # Another batch sums in another order, so that a near-tie may flip late in a text; the beginnings must agree.
     assert [text[:80] for text in undisturbed] == [text[:80] for text in expected]
     await served.until_idle()
-
-
-async def test_the_next_turn_of_a_conversation_finds_its_history(served: Served) -> None:
-    await served.until_ready()
-    turn = {"role": "user", "content": "Tell me of the tides. " * 20}
-    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", timeout=300) as client:
-
-        async def ask(messages: list[Any], **extra: str) -> tuple[str, int, int]:
-            answer = await client.chat.completions.create(
-                model="chat",
-                messages=messages,
-                max_tokens=40,
-                temperature=0,
-                extra_body={"ignore_eos": True, **extra},
-            )
-            assert answer.usage is not None
-            assert answer.usage.prompt_tokens_details is not None
-            cached = answer.usage.prompt_tokens_details.cached_tokens
-            return answer.choices[0].message.content or "", answer.usage.prompt_tokens, cached or 0
-
-        first, prompt_tokens, cached = await ask([turn])
-        assert cached == 0
-        # Half a token may be the end of the first answer and the beginning of what is said next.
-        history = [turn, {"role": "assistant", "content": first}, {"role": "user", "content": "Go on."}]
-        _, _, cached = await ask(history)
-        assert cached >= prompt_tokens // 16 * 16
-        assert (await ask([turn]))[::2] == (first, (prompt_tokens - 1) // 16 * 16)
-        assert (await ask([turn], cache_salt="another"))[::2] == (first, 0)
-    await served.until_idle()
-    hits = await served.metric("prefix_cache_hits_total")
-    assert hits >= 2 * (prompt_tokens // 16 * 16)
-
-
-async def test_what_has_no_room_on_the_device_comes_back_from_host_memory(tmp_path: Path) -> None:
-    port = free_port()
-    # Room for some 700 tokens on the device, and for four times that below.
-    command = [*serve_command(port, tmp_path), "--kv-pool-memory", str(32 << 20), "--kv-host-memory", str(128 << 20)]
-    with subprocess.Popen(command) as process:
-        try:
-            engine = Served(process, port)
-            await engine.until_ready()
-            async with openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="none", timeout=300) as client:
-                prompts = [f"{name} " + "has much to tell of the sea. " * 50 for name in ("Ada", "Ben", "Cleo", "Dan")]
-                first = [await text_of(client, prompt, 30) for prompt in prompts]
-                await engine.until_idle()
-                hits = await engine.metric("prefix_cache_hits_total")
-                again = [await text_of(client, prompt, 30) for prompt in prompts]
-                await engine.until_idle()
-            # Summed in other batches, so that a near-tie may flip late in a text.
-            assert [text[:60] for text in again] == [text[:60] for text in first]
-            assert await engine.metric("prefix_cache_hits_total") - hits > 4 * 300
-            tier, loaded, evictions = await engine.metrics(
-                'kv_tier_blocks{model_name="chat",state="idle",tier="host"}',
-                'kv_moved_blocks_total{model_name="chat",tier="host",way="load"}',
-                'kv_evictions_total{model_name="chat",tier="device"}',
-            )
-            assert tier > 60
-            assert loaded > 60
-            assert evictions > 60
-        finally:
-            process.terminate()
-            assert process.wait(60) == 0
-
-
-async def test_an_engine_killed_and_started_again_finds_its_kv_on_disk(tmp_path: Path) -> None:
-    port = free_port()
-    folder = tmp_path / "kv"
-    disk = ("--kv-disk-memory", str(256 << 20), "--kv-disk-folder", str(folder))
-    command = [*serve_command(port, tmp_path), "--kv-host-memory", str(64 << 20), *disk]
-    prompts = [f"{name} " + "has much to tell of the sea. " * 50 for name in ("Ada", "Ben")]
-    spilled = 'kv_moved_blocks_total{model_name="chat",tier="disk",way="store"}'
-    texts = []
-    for life in range(2):
-        with subprocess.Popen(command) as process:
-            engine = Served(process, port)
-            try:
-                await engine.until_ready()
-                async with openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="none", timeout=300) as client:
-                    texts.append([await text_of(client, prompt, 30) for prompt in prompts])
-                async with asyncio.timeout(60):
-                    while await engine.metric(spilled) < (2 * 22 if life == 0 else 0):
-                        await asyncio.sleep(0.1)  # the interval of a poll with a deadline
-                hits = await engine.metric("prefix_cache_hits_total")
-                fetched = await engine.metric('kv_moved_blocks_total{model_name="chat",tier="disk",way="load"}')
-            finally:
-                process.kill()
-    assert [text[:60] for text in texts[0]] == [text[:60] for text in texts[1]]
-    assert hits >= 2 * 320
-    assert fetched >= 2 * 20
 
 
 async def within_two_seconds(client: httpx.AsyncClient, prompt: str) -> httpx.Response:

@@ -134,7 +134,7 @@ def assemble(
     executor = compute.executor(ledger.sequences, wakeup.notify)
     usage = Usage(compute.table.units, time.monotonic())
     identity.model_digest = loaded.facts.digest
-    desk = ChannelDesk(endpoint, wakeup, room, ledger, usage, window, identity)
+    desk = ChannelDesk(endpoint, wakeup, room, ledger, usage, compute.below.traffic, window, identity)
     policies = compute.policies
     loop = Loop(
         ledger=ledger,

@@ -145,14 +145,24 @@ class Facts(msgspec.Struct, frozen=True, tag=True):
     queue_limit: int  # requests that may wait at once: a call of more could never be taken
 
 
+class Moved(msgspec.Struct, frozen=True):
+    """One way to or from a tier, since the start: what came through, seconds during which anything was on its way, and
+    moves that did not end well."""
+
+    blocks: int
+    bytes: int
+    seconds: float
+    failed_moves: int
+
+
 class Tier(msgspec.Struct, frozen=True):
-    """Blocks of KV in a tier below the device; those stored, loaded and evicted are counted since the start."""
+    """Blocks of KV in a tier below the device; evictions are counted since the start."""
 
     total: int
     free: int
-    stored: int
-    loaded: int
     evictions: int
+    stored: Moved
+    loaded: Moved
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):

@@ -10,6 +10,7 @@ import zmq
 from tidelane.engine.channel import Endpoint, ForLoop, FrontFailed, FrontReady, Heartbeat, ToFront, ToLoop
 from tidelane.engine.control import ControlRoom
 from tidelane.engine.errors import CannotServe
+from tidelane.engine.kv.traffic import Traffic
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.reports import engine_status, heartbeat, scheduling_objective
 from tidelane.engine.usage import Usage
@@ -32,6 +33,7 @@ class ChannelDesk:
         room: ControlRoom,
         ledger: Ledger,
         usage: Usage,
+        traffic: Traffic,
         window: LatencyWindow,
         identity: serving_pb2.EngineStatus,
         clock: Callable[[], float] = time.monotonic,
@@ -41,6 +43,7 @@ class ChannelDesk:
         self._room = room
         self._ledger = ledger
         self._usage = usage
+        self._traffic = traffic
         self._window = window
         self._identity = identity
         self._clock = clock
@@ -92,7 +95,7 @@ class ChannelDesk:
     def _beat(self, *, with_status: bool = False) -> None:
         now_s = self._clock()
         self._next_heartbeat_s = now_s + HEARTBEAT_S
-        beat: Heartbeat = heartbeat(self._ledger, self._usage, self._room.objective, now_s)
+        beat: Heartbeat = heartbeat(self._ledger, self._usage, self._traffic, self._room.objective, now_s)
         self._endpoint.send(beat)
         if with_status or now_s >= self._next_status_s:
             self._next_status_s = now_s + STATUS_S

@@ -1,6 +1,7 @@
 """Keeping predictions true: what launches take corrects them.
 
 Those that had the device to themselves correct the times; decode steps beside prefill show what contention costs.
+Prefill that may have waited for KV from a lower tier teaches neither: part of its time is the tier's.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ class Learner:
         self._decode_disturbed = False
         self._prefill_disturbed = False
         self._begun_beside_prefill = False
+        self._prefill_awaits_kv = False
 
-    def launched(self, plan: Plan, flight: Flight) -> None:
-        """`flight` as it is with the plan's launches in it."""
+    def launched(self, plan: Plan, flight: Flight, *, awaits_kv: bool) -> None:
+        """`flight` as it is with the plan's launches in it. `awaits_kv`: the plan's prefill reads KV that may be on its
+        way yet."""
         if plan.decode is not None:
             self._decode_disturbed = False
             self._begun_beside_prefill = flight.prefill is not None and not plan.fused
         if plan.prefill is not None:
             self._prefill_disturbed = False
+            self._prefill_awaits_kv = awaits_kv
         if flight.decode is not None and flight.prefill is not None and not plan.fused:
             self._decode_disturbed = self._prefill_disturbed = True
 
@@ -40,8 +44,11 @@ class Learner:
         if prefill is None:
             if not self._decode_disturbed:
                 self._correct(Phase.DECODE, completion.units, decoded, 1.0, seconds)
-            elif beside is not None and self._begun_beside_prefill:  # all the while, or nearly
+            elif beside is not None and self._begun_beside_prefill and not self._prefill_awaits_kv:
+                # It computed all the while, or nearly.
                 self.estimates = self.estimates.learned_beside(completion.units, decoded, _work(beside), seconds)
+        elif self._prefill_awaits_kv:
+            return
         elif completion.decode is not None:
             self._correct(Phase.FUSED, completion.units, decoded + _work(prefill), 1.0, seconds)
         elif not self._prefill_disturbed:

@@ -223,7 +223,7 @@ class Ledger:
             self._next_job = max(self._next_job, plan.prefill.job + 1)
             flight = self.flight
             self.flight = Flight(flight.decode, flight.decode_units, plan.prefill, plan.partition.prefill_units)
-        self._learner.launched(plan, self.flight)
+        self._learner.launched(plan, self.flight, awaits_kv=self._awaits_kv(plan.prefill))
 
     def hear(self, event: Event, now_s: float) -> None:
         match event:
@@ -521,6 +521,10 @@ class Ledger:
         if self._waiting.remove(sequence) is None:
             del self._running[bisect_left(self._running, sequence.priority, key=_PRIORITY)]
         self.pool.give_up(sequence.holding)
+
+    def _awaits_kv(self, prefill: PrefillSlice | None) -> bool:
+        spans = () if prefill is None else prefill.spans
+        return any(self.pool.awaits(self._sequences[span.id].holding) for span in spans)
 
     def _decoded(self, completion: Completion) -> PassWork:
         if completion.decode is None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from tidelane.engine.channel import Heartbeat, Tier
+from tidelane.engine.channel import Heartbeat, Moved, Tier
 from tidelane.engine.kv.cache import KVCache
+from tidelane.engine.kv.moves import Fetch, Load, Spill, Store
+from tidelane.engine.kv.traffic import Flow, Traffic
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.scheduling.plan import Objective as SchedulingObjective
 from tidelane.engine.usage import Usage, Use
@@ -23,7 +25,7 @@ def scheduling_objective(objective: Objective) -> SchedulingObjective:
     return SchedulingObjective(objective.slo, bounds.min_decode_share, bounds.max_decode_share, refuse_late)
 
 
-def heartbeat(ledger: Ledger, usage: Usage, objective: Objective, now_s: float) -> Heartbeat:
+def heartbeat(ledger: Ledger, usage: Usage, traffic: Traffic, objective: Objective, now_s: float) -> Heartbeat:
     usage.note(ledger.flight, now_s)
     decode, prefill = usage.nominal
     return Heartbeat(
@@ -45,17 +47,22 @@ def heartbeat(ledger: Ledger, usage: Usage, objective: Objective, now_s: float) 
         slo=objective.slo,
         mode=objective.mode,
         draining=ledger.draining,
-        kv_tiers=_tiers(ledger.pool),
+        kv_tiers=_tiers(ledger.pool, traffic),
     )
 
 
-def _tiers(cache: KVCache) -> dict[str, Tier]:
-    host, disk = cache.host, cache.disk
+def _tiers(cache: KVCache, traffic: Traffic) -> dict[str, Tier]:
+    stored, loaded = _moved(cache.stored_blocks, traffic.of(Store)), _moved(cache.loaded_blocks, traffic.of(Load))
+    spilled, fetched = _moved(cache.spilled_blocks, traffic.of(Spill)), _moved(cache.fetched_blocks, traffic.of(Fetch))
     tiers = {
-        "host": Tier(host.total, host.free, cache.stored_blocks, cache.loaded_blocks, host.evictions),
-        "disk": Tier(disk.total, disk.free, cache.spilled_blocks, cache.fetched_blocks, disk.evictions),
+        "host": Tier(cache.host.total, cache.host.free, cache.host.evictions, stored, loaded),
+        "disk": Tier(cache.disk.total, cache.disk.free, cache.disk.evictions, spilled, fetched),
     }
     return {name: tier for name, tier in tiers.items() if tier.total}
+
+
+def _moved(blocks: int, flow: Flow) -> Moved:
+    return Moved(blocks, flow.bytes, flow.seconds, flow.failed)
 
 
 def engine_status(

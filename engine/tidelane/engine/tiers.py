@@ -12,12 +12,14 @@ from tidelane.engine.config import ServeConfig
 from tidelane.engine.errors import CannotServe
 from tidelane.engine.kv.codecs import RAW, Codec, codec
 from tidelane.engine.kv.device import DevicePool
-from tidelane.engine.kv.disk_mover import DiskMover, Movers, recovered
+from tidelane.engine.kv.disk_copier import DiskCopier, recovered
+from tidelane.engine.kv.host_copier import HostCopier
 from tidelane.engine.kv.host_memory import HostMemory
 from tidelane.engine.kv.keys import Key, namespace
-from tidelane.engine.kv.mover import HostMover
+from tidelane.engine.kv.mover import Copier, CopyingMover
 from tidelane.engine.kv.moves import Mover, NoMover
 from tidelane.engine.kv.slot_file import SlotFile
+from tidelane.engine.kv.traffic import Traffic
 from tidelane.engine.model.loading import ModelFacts, kv_namespace, whole_weights_digest
 
 _log = logging.getLogger(__name__)
@@ -28,10 +30,11 @@ DISK_STAGING_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """The tiers below the device: room for so many blocks, what moves KV to them and back, and what an earlier engine
-    has left on the disk, by slot: the name of a block and of that before it."""
+    """The tiers below the device: room for so many blocks, what moves KV to them and back, what that comes to, and what
+    an earlier engine has left on the disk, by slot: the name of a block and of that before it."""
 
     mover: Mover = field(default_factory=NoMover)
+    traffic: Traffic = field(default_factory=Traffic)
     host_slots: int = 0
     disk_slots: int = 0
     left: Mapping[int, tuple[Key, Key]] = field(default_factory=dict)
@@ -42,24 +45,33 @@ def open_below(config: ServeConfig, facts: ModelFacts, pool: DevicePool, notify:
     if not config.kv_host_bytes and not config.kv_disk_bytes:
         return Below()
     held_as = RAW if config.kv_dtype == "auto" else codec(config.kv_dtype)
-    host = _host_memory(config.kv_host_bytes or DISK_STAGING_BYTES, facts, held_as)
-    mover = HostMover(pool, host, notify)
-    if not config.kv_disk_bytes:
-        return Below(mover, host.slots)
+    host, traffic = _host_memory(config.kv_host_bytes or DISK_STAGING_BYTES, facts, held_as), Traffic()
+    copiers: list[Copier] = [HostCopier(pool, host)]
+    disk_slots, left = 0, dict[int, tuple[Key, Key]]()
+    if config.kv_disk_bytes and (opened := _slots_on_disk(config, facts, held_as)) is not None:
+        slots, left = opened
+        disk_slots = slots.layout.slots
+        copiers.append(DiskCopier(host, slots))
+    return Below(CopyingMover(copiers, notify, traffic), traffic, host.slots, disk_slots, left)
+
+
+def _slots_on_disk(
+    config: ServeConfig, facts: ModelFacts, held_as: Codec
+) -> tuple[SlotFile, dict[int, tuple[Key, Key]]] | None:
+    """And what is in them; None if the disk fails."""
     assert config.kv_disk_folder is not None
-    space = namespace(kv_namespace(facts).hex(), whole_weights_digest(facts.folder), held_as.name)
     try:
         slots, found = SlotFile.open(
             config.kv_disk_folder,
-            namespace=space,
+            namespace=namespace(kv_namespace(facts).hex(), whole_weights_digest(facts.folder), held_as.name),
             payload_bytes=held_as.block_bytes(facts.kv_layout),
             capacity_bytes=config.kv_disk_bytes,
         )
     except OSError as error:
         _log.error("serving without KV on disk: %s", error)
-        return Below(mover, host.slots)
+        return None
     _log.info("KV on disk: %d blocks are there of %d that have room", len(found), slots.layout.slots)
-    return Below(Movers(mover, DiskMover(host, slots, notify)), host.slots, slots.layout.slots, recovered(found))
+    return slots, recovered(found)
 
 
 def _host_memory(size: int, facts: ModelFacts, held_as: Codec) -> HostMemory:

@@ -13,6 +13,7 @@ from tidelane.engine.channel import Endpoint, FrontFailed, ToFront, ToLoop, fron
 from tidelane.engine.control import ControlRoom
 from tidelane.engine.desk import ChannelDesk
 from tidelane.engine.errors import CannotServe
+from tidelane.engine.kv.traffic import Traffic
 from tidelane.engine.slo import Slo
 from tidelane.engine.wakeup import Wakeup
 from tidelane.engine.window import LatencyWindow
@@ -33,7 +34,14 @@ def test_why_the_front_gave_up_is_why_the_engine_cannot_serve(front: Endpoint[To
     room = ControlRoom(Objective(Slo(ttft_s=2, tpot_s=0.2), ExecutionMode.LANES), wakeup.notify)
     with closing(wakeup), closing(loop_end(str(tmp_path / "channel"))) as endpoint:
         desk = ChannelDesk(
-            endpoint, wakeup, room, world.ledger, world.usage, LatencyWindow(world.clock), serving_pb2.EngineStatus()
+            endpoint,
+            wakeup,
+            room,
+            world.ledger,
+            world.usage,
+            Traffic(world.clock),
+            LatencyWindow(world.clock),
+            serving_pb2.EngineStatus(),
         )
         front.send(FrontFailed("cannot load the model's tokenizer: no such file"))
         assert endpoint.incoming.poll(5000)
@@ -47,7 +55,14 @@ def test_what_becomes_of_late_requests_changes_without_a_restart(tmp_path: Path)
     room = ControlRoom(serving, wakeup.notify)
     with closing(wakeup), closing(loop_end(str(tmp_path / "channel"))) as endpoint:
         desk = ChannelDesk(
-            endpoint, wakeup, room, world.ledger, world.usage, LatencyWindow(world.clock), serving_pb2.EngineStatus()
+            endpoint,
+            wakeup,
+            room,
+            world.ledger,
+            world.usage,
+            Traffic(world.clock),
+            LatencyWindow(world.clock),
+            serving_pb2.EngineStatus(),
         )
         desk.wait()
         assert not world.ledger.objective.refuse_late

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tidelane.engine.channel import Tokens
+from tidelane.engine.estimation.estimates import Phase
+from tidelane.engine.estimation.passes import prefill_work
 from tidelane.engine.kv.keys import TokenNames, namespace
 from tidelane.engine.request import FinishReason, Request, Sampling
 from tidelane.engine.scheduling.plan import Plan
@@ -175,6 +177,39 @@ def crowd_out(here: World, blocks: int) -> None:
     """Others use all of the device and host memory."""
     here.submit(request("crowd", 4 * blocks, 1, first=300))
     here.run()
+
+
+@pytest.mark.parametrize("policy", ["Lanes", "ChunkedPrefill", "MixedBatch"])
+@pytest.mark.parametrize("company", [False, True], ids=["alone", "beside decode"])
+@pytest.mark.parametrize("from_below", [False, True], ids=["found on the device", "found in host memory"])
+def test_the_time_that_prefill_waits_for_host_memory_is_not_taken_for_its_own(
+    policy: str, company: bool, from_below: bool
+) -> None:
+    here = world(policy=policy, blocks=30, host_slots=60)
+    first = request("first", 22, 3)
+    here.submit(first)
+    here.run()
+    if from_below:
+        crowd_out(here, 29)
+    if company:
+        here.submit(request("steady", 8, 60, first=700))
+        while not here.ledger.state().decoding:
+            assert here.advance()
+    before, loaded = here.ledger.estimates, here.ledger.pool.loaded_blocks
+    here.executor.stall_s = 0.5
+    here.submit(next_turn(here, first, "second", 3))
+    while "second" not in here.finished():
+        assert here.advance()
+    assert (here.ledger.pool.loaded_blocks > loaded) == from_below
+    after, work = here.ledger.estimates, prefill_work(((24, 28),))
+    slower = [
+        after.seconds(phase, 4, work) / before.seconds(phase, 4, work) > 1.001 for phase in (Phase.PREFILL, Phase.FUSED)
+    ]
+    if from_below:
+        assert slower == [False, False]
+        assert after.guards == before.guards
+    elif not (company and policy == "Lanes"):  # beside decode lanes teach contention, not times
+        assert any(slower)
 
 
 def test_what_is_on_the_disk_alone_is_fetched_while_its_prompt_waits_unseen() -> None:

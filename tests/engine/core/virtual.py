@@ -86,6 +86,7 @@ class VirtualExecutor:
     launched: list[tuple[float, Plan]] = field(default_factory=list)
     forgotten: list[int] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)  # whose output is no number any more
+    stall_s: float = 0.0  # what prefill takes longer than it should
     _running: list[tuple[float, int, Completion]] = field(default_factory=list)
     _count: int = 0
     _untold: list[Event] = field(default_factory=list)
@@ -137,7 +138,9 @@ class VirtualExecutor:
         if decode is not None:
             seconds += (STEP_S + SEQUENCE_S * len(decode.ids)) / units**0.5
         if prefill is not None:
-            seconds += TOKEN_LAYER_S * prefill.tokens * (prefill.last_layer - prefill.first_layer) / units
+            seconds += (
+                self.stall_s + TOKEN_LAYER_S * prefill.tokens * (prefill.last_layer - prefill.first_layer) / units
+            )
         failure = "made to fail" if self.fail(prefill) else None
         sampled = () if failure else self._sampled(decode, prefill)
         now_s = self.clock.now_s

@@ -216,6 +216,20 @@ def test_what_left_the_device_is_found_in_host_memory() -> None:
     world.check()
 
 
+def test_who_has_not_begun_to_compute_hears_that_its_load_was_lost() -> None:
+    world = World(blocks=5, slots=8)
+    run(world, "first", "abc")
+    run(world, "other", "bbb")
+    world.start("again", "abca")
+    (load,) = world.mover.loads
+    assert world.cache.awaits(world.holdings["again"])
+    world.hear(load, well=False)
+    assert world.holdings["again"].arrivals == (load.arrival,)
+    assert not world.cache.awaits(world.holdings["again"])
+    world.end("again")
+    assert world.cache.free == world.cache.total
+
+
 def test_two_that_want_the_same_load_it_once() -> None:
     world = World(blocks=9, slots=12)
     run(world, "first", "aaa")
@@ -226,7 +240,9 @@ def test_two_that_want_the_same_load_it_once() -> None:
     assert load.keys == tuple(keys_of("aaa"))
     assert world.holdings["two"].arrivals == world.holdings["one"].arrivals == (load.arrival,)
     world.end("one")
+    assert world.cache.awaits(world.holdings["two"])
     world.end_load()
+    assert not world.cache.awaits(world.holdings["two"])
     world.compute("two")
     world.check()
 

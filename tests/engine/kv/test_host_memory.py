@@ -10,10 +10,12 @@ import torch
 
 from tidelane.engine.kv.codecs import codec
 from tidelane.engine.kv.device import DevicePool
+from tidelane.engine.kv.host_copier import HostCopier
 from tidelane.engine.kv.host_memory import HostMemory, runs
 from tidelane.engine.kv.layout import KVLayout
-from tidelane.engine.kv.mover import HostMover
+from tidelane.engine.kv.mover import CopyingMover
 from tidelane.engine.kv.moves import Arrival, Load, LoadLost, Move, Store
+from tidelane.engine.kv.traffic import Traffic
 
 BLOCKS, SLOTS = 12, 9
 
@@ -114,7 +116,7 @@ class Notified:
     def __call__(self) -> None:
         self._rang.release()
 
-    def ended(self, mover: HostMover, count: int) -> list[tuple[Move, bool]]:
+    def ended(self, mover: CopyingMover, count: int) -> list[tuple[Move, bool]]:
         ended: list[tuple[Move, bool]] = []
         while len(ended) < count:
             assert self._rang.acquire(timeout=30)
@@ -127,7 +129,8 @@ def test_the_mover_tells_what_has_ended_and_how() -> None:
     pool, host = filled(made, torch.float32), HostMemory.allocate(made, SLOTS)
     wanted = bytes_of(pool)
     told = Notified()
-    mover = HostMover(pool, host, told)
+    traffic = Traffic()
+    mover = CopyingMover([HostCopier(pool, host)], told, traffic)
     try:
         stores: list[Move] = [Store(0, b"a", 2, 4), Store(1, b"b", 3, 5)]
         mover.start(stores)

@@ -22,9 +22,11 @@ from tidelane.engine.execution.watched import WatchedExecutor, WatchedMover
 from tidelane.engine.handover.opening import Cores, Sides, open_sides
 from tidelane.engine.kv.canary import Canary
 from tidelane.engine.kv.device import DevicePool
+from tidelane.engine.kv.host_copier import HostCopier
 from tidelane.engine.kv.host_memory import HostMemory
-from tidelane.engine.kv.mover import HostMover
+from tidelane.engine.kv.mover import CopyingMover
 from tidelane.engine.kv.moves import Mover, NoMover
+from tidelane.engine.kv.traffic import Traffic
 from tidelane.engine.lanes.cores import CpuLanes, leave_compute_to_lanes
 from tidelane.engine.lanes.partition import PartitionTable, partition_table
 from tidelane.engine.ledger import Ledger
@@ -151,7 +153,7 @@ class InProcessEngine:
         self.mover: Mover = NoMover()
         if host_slots:
             host = HostMemory.allocate(layout, host_slots)
-            self.mover = HostMover(self.pool, host, self._wakeup.notify)
+            self.mover = CopyingMover([HostCopier(self.pool, host)], self._wakeup.notify, Traffic())
         executor: Executor = (
             sides.executor(self.ledger.sequences, self._wakeup.notify)
             if sides is not None

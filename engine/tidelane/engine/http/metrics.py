@@ -13,7 +13,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from tidelane.engine.channel import Heartbeat, RefusalReason, Tokens
+from tidelane.engine.channel import Heartbeat, Moved, RefusalReason, Tokens
 from tidelane.engine.request import FinishReason, Request
 from tidelane.engine.slo import Slo, Timeline
 
@@ -238,14 +238,22 @@ class _LoopCollector(Collector):
             ("device", "free"): beat.kv_blocks_free - beat.kv_blocks_idle,
         }
         evictions: dict[tuple[str, ...], float] = {("device",): beat.kv_evictions}
-        moved: dict[tuple[str, ...], float] = {}
+        moved: dict[tuple[str, ...], Moved] = {}
         for name, tier in beat.kv_tiers.items():
             blocks |= {(name, "idle"): tier.total - tier.free, (name, "free"): tier.free}
             evictions |= {(name,): tier.evictions}
             moved |= {(name, "store"): tier.stored, (name, "load"): tier.loaded}
         yield self._gauges("kv_tier_blocks", "KV blocks by tier and state", ("tier", "state"), blocks)
         yield self._counters("kv_evictions", "Idle KV blocks that made room for others", ("tier",), evictions)
-        yield self._counters("kv_moved_blocks", "KV blocks copied to a tier and from it", ("tier", "way"), moved)
+        figures: tuple[tuple[str, str, Callable[[Moved], float]], ...] = (
+            ("kv_moved_blocks", "KV blocks copied to a tier and from it", lambda way: way.blocks),
+            ("kv_moved_bytes", "Bytes of KV copied to a tier and from it", lambda way: way.bytes),
+            ("kv_moving_seconds", "Time during which KV was copied to a tier or from it", lambda way: way.seconds),
+            ("kv_failed_moves", "Moves to a tier and from it that came to nothing", lambda way: way.failed_moves),
+        )
+        for figure, text, value in figures:
+            values = {names: value(way) for names, way in moved.items()}
+            yield self._counters(figure, text, ("tier", "way"), values)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         return self._gauges(name, text, (), {(): value})

@@ -20,8 +20,8 @@ from tidelane.engine.kv.slot_blocks import SlotBlocks
 class Holding(msgspec.Struct):
     """The device blocks of one sequence, in the order of its tokens; the first of them have the names `keys`.
 
-    `wanted` are names found below the device, whose blocks come next. `arrivals` are under way, for it or for others
-    before. While it has `moves`, its blocks are copied from or to, and stay though it is `given_up`.
+    `wanted` are names found below the device, whose blocks come next. `arrivals` are under way, or lost, for it or for
+    others before. While it has `moves`, its blocks are copied from or to, and stay though it is `given_up`.
     """
 
     blocks: list[int] = []
@@ -124,6 +124,10 @@ class KVCache:
         self.host.forget(holding.keys)
         self.disk.forget(holding.keys)
 
+    def awaits(self, holding: Holding) -> bool:
+        """Whether some of its blocks may not be there yet."""
+        return bool(holding.arrivals) and any(each in holding.arrivals for each in self._arriving.values())
+
     def shared(self, holding: Holding) -> int:
         """How many of its blocks would not get free with it."""
         return len(holding.blocks) if holding.moves else self.device.shared(holding.blocks)
@@ -181,7 +185,7 @@ class KVCache:
                 if not well:
                     self.device.forget(move.blocks)
         if owner is not None:
-            self._one_less(owner, move)
+            self._one_less(owner, move, well=well)
 
     def _fetch(self, holding: Holding) -> None:
         """Device blocks for what was found below; those that others have fetched meanwhile are shared."""
@@ -221,9 +225,9 @@ class KVCache:
         self._owners[move.number] = owner
         self._moves.append(move)
 
-    def _one_less(self, owner: Holding, move: Move) -> None:
+    def _one_less(self, owner: Holding, move: Move, *, well: bool) -> None:
         owner.moves -= 1
-        if isinstance(move, Load):
+        if isinstance(move, Load) and well:  # one that is lost stays: who has not begun to compute must hear of it
             owner.arrivals = tuple(each for each in owner.arrivals if each is not move.arrival)
         if owner.given_up and not owner.moves:
             self.device.release(owner.blocks)

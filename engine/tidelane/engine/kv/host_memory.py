@@ -29,6 +29,11 @@ class HostMemory:
     def slots(self) -> int:
         return self.memory.shape[0]
 
+    @property
+    def record_bytes(self) -> int:
+        """Of one block."""
+        return self.codec.block_bytes(self.layout)
+
     @staticmethod
     def allocate(layout: KVLayout, slots: int, codec: Codec = RAW) -> HostMemory:
         # Whole pages, zeroed by the kernel when they are touched: a disk takes them as they are.
@@ -38,8 +43,7 @@ class HostMemory:
 
     def record(self, slot: int) -> memoryview:
         """All bytes of a block."""
-        size = self.codec.block_bytes(self.layout)
-        return self._bytes[slot * size : (slot + 1) * size]
+        return self._bytes[slot * self.record_bytes : (slot + 1) * self.record_bytes]
 
     def store(self, pool: DevicePool, blocks: Sequence[int], slots: Sequence[int]) -> None:
         for layer in range(self.layout.layers):

@@ -1,97 +1,95 @@
-"""Copies between the device and host memory, on threads of their own."""
+"""Copies between tiers, on threads of their own."""
 
 from __future__ import annotations
 
 import logging
 import queue
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from tidelane.engine.kv.device import DevicePool
-from tidelane.engine.kv.host_memory import HostMemory
 from tidelane.engine.kv.moves import Load, Move, Store
+from tidelane.engine.kv.traffic import Traffic
 
 _log = logging.getLogger(__name__)
 
+M = TypeVar("M", bound=Move)
 
-class HostMover:
-    """One thread stores and one loads, so that no one waits for a block behind those that nobody waits for.
 
-    The books see to it that no block is written while it is copied from or to. `notify` is called when one has ended.
+@dataclass(frozen=True, slots=True)
+class Way(Generic[M]):
+    """How moves of one kind are made: `copy` returns the bytes it has copied, None if nothing came of it, and what it
+    raises is told.
+
+    Each kind has `threads` of its own, so that no one waits for a block behind those that nobody waits for.
     """
 
-    def __init__(self, pool: DevicePool, host: HostMemory, notify: Callable[[], None]) -> None:
-        self._pool = pool
-        self._host = host
-        self._notify = notify
-        self._ended: queue.SimpleQueue[tuple[Move, bool]] = queue.SimpleQueue()
-        self._stores: queue.SimpleQueue[list[Store] | None] = queue.SimpleQueue()
-        self._loads: queue.SimpleQueue[Load | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=target, name=name, daemon=True)
-            for name, target in (("kv-store", self._store), ("kv-load", self._load))
-        ]
-        for thread in self._threads:
-            thread.start()
+    kind: type[M]
+    copy: Callable[[Sequence[M]], int | None]
+    threads: int = 1
 
-    def start(self, moves: Sequence[Move]) -> None:
-        stores = [move for move in moves if isinstance(move, Store)]
-        if stores:
-            self._stores.put(stores)
-        for move in moves:
-            if isinstance(move, Load):
-                self._loads.put(move)
 
-    def poll(self) -> list[tuple[Move, bool]]:
-        ended = []
-        while True:
-            try:
-                ended.append(self._ended.get_nowait())
-            except queue.Empty:
-                return ended
+class Copier(Protocol):
+    """Copies between two tiers, each move by itself, but all stores that were started at once together."""
+
+    def ways(self) -> Sequence[Way[Any]]: ...
 
     def close(self) -> None:
-        """Ends what was started, and then the threads."""
-        self._stores.put(None)
-        self._loads.put(None)
-        for thread in self._threads:
-            thread.join()
+        """No copy is under way any more."""
+        ...
 
-    @torch.inference_mode()
-    def _store(self) -> None:
-        torch.set_num_threads(1)
-        while (stores := self._stores.get()) is not None:
-            well = self._tried(partial(self._store_all, stores))
-            for move in stores:
-                self._ended.put((move, well))
-            self._notify()
 
-    @torch.inference_mode()
-    def _load(self) -> None:
-        torch.set_num_threads(1)
-        while (load := self._loads.get()) is not None:
-            well = self._tried(partial(self._load_layers, load))
-            if not well:
-                load.arrival.fail()
-            self._ended.put((load, well))
-            self._notify()
+class CopyingMover:
+    """Every move that is started ends, well or not, and the arrival of a load is there by then, or has failed.
 
-    def _store_all(self, stores: list[Store]) -> None:
-        self._host.store(self._pool, [move.block for move in stores], [move.slot for move in stores])
+    `notify` is called when some have ended. `traffic` is told of all copies. The copiers are this one's to close.
+    """
 
-    def _load_layers(self, load: Load) -> None:
-        for layer in range(self._host.layout.layers):
-            self._host.load(self._pool, load.blocks, load.slots, layer)
-            load.arrival.reached(layer + 1)
+    def __init__(self, copiers: Sequence[Copier], notify: Callable[[], None], traffic: Traffic) -> None:
+        self._copiers = copiers
+        self._notify = notify
+        self._traffic = traffic
+        self._ended: queue.SimpleQueue[tuple[Move, bool]] = queue.SimpleQueue()
+        # Each computes on one core: the lanes need the others.
+        threads = partial(ThreadPoolExecutor, initializer=torch.set_num_threads, initargs=(1,))
+        self._threads = [
+            (way, threads(way.threads, f"kv-{way.kind.__name__.lower()}"))
+            for copier in copiers
+            for way in copier.ways()
+        ]
 
-    def _tried(self, copy: Callable[[], None]) -> bool:
-        try:
-            copy()
-        except Exception:
-            # The outermost frame of this thread: one that died of a copy would leave all later ones undone.
-            _log.exception("a copy of KV failed")
-            return False
-        return True
+    def start(self, moves: Sequence[Move]) -> None:
+        for way, threads in self._threads:
+            mine = [move for move in moves if isinstance(move, way.kind)]
+            for part in [mine] if way.kind is Store and mine else [[move] for move in mine]:
+                threads.submit(self._copy, way, part).add_done_callback(partial(self._end, way.kind, part))
+
+    def poll(self) -> list[tuple[Move, bool]]:
+        return [self._ended.get_nowait() for _ in range(self._ended.qsize())]
+
+    def close(self) -> None:
+        """What has not begun is dropped, and ends so."""
+        for _, threads in self._threads:
+            threads.shutdown(cancel_futures=True)
+        for copier in self._copiers:
+            copier.close()
+
+    def _copy(self, way: Way[Any], moves: Sequence[Move]) -> int | None:
+        with self._traffic.copying(way.kind):
+            return way.copy(moves)
+
+    def _end(self, kind: type[Move], moves: Sequence[Move], done: Future[int | None]) -> None:
+        error = None if done.cancelled() else done.exception()
+        if error is not None:
+            _log.error("a copy of KV failed", exc_info=error)
+        copied = None if done.cancelled() or error is not None else done.result()
+        self._traffic.ended(kind, len(moves), copied)
+        for move in moves:
+            if copied is None and isinstance(move, Load):
+                move.arrival.fail()
+            self._ended.put((move, copied is not None))
+        self._notify()

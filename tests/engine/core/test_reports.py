@@ -1,0 +1,61 @@
+"""What the loop's books come to in `/metrics`."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tidelane.engine.http.metrics import Metrics
+from tidelane.engine.kv.keys import TokenNames, namespace
+from tidelane.engine.kv.moves import Fetch, Load, Move, Spill, Store
+from tidelane.engine.kv.traffic import Traffic
+from tidelane.engine.reports import heartbeat
+from tidelane.engine.slo import Slo
+from tidelane.rpc.wire import ExecutionMode, Objective
+
+from .virtual import VirtualClock, World, request
+
+FIGURES = ("kv_moved_blocks_total", "kv_moved_bytes_total", "kv_moving_seconds_total", "kv_failed_moves_total")
+
+
+def by_tier_and_way(exposition: str) -> dict[tuple[str, str], list[float]]:
+    samples = [sample for family in text_string_to_metric_families(exposition) for sample in family.samples]
+    return {
+        (tier, way): [
+            sample.value
+            for figure in FIGURES
+            for sample in samples
+            if sample.name == f"tidelane_{figure}" and sample.labels == {"model_name": "tiny", "tier": tier, "way": way}
+        ]
+        for tier in ("host", "disk")
+        for way in ("store", "load")
+    }
+
+
+def test_what_moved_between_tiers_is_shown_by_tier_and_way() -> None:
+    world = World(names=TokenNames(namespace("test"), 4), blocks=10, host_slots=9, disk_slots=40)
+    world.submit(request("first", 22, 3))
+    world.run()
+    for first in (300, 0):  # others crowd it out; then it comes back, from the disk by host memory
+        world.submit(request(f"at {first}", 36 if first else 22, 1, first=first))
+        world.run()
+    cache = world.ledger.pool
+    blocks = [cache.stored_blocks, cache.loaded_blocks, cache.spilled_blocks, cache.fetched_blocks]
+    assert min(blocks) > 0
+
+    clock = VirtualClock()
+    traffic = Traffic(clock)
+    kinds: tuple[type[Move], ...] = (Store, Load, Spill, Fetch)
+    for seconds, kind in enumerate(kinds, 1):
+        with traffic.copying(kind):
+            clock.now_s += seconds
+        traffic.ended(kind, 1, 1000 * seconds)
+        traffic.ended(kind, 10 * seconds, None)
+    objective = Objective(Slo(ttft_s=2, tpot_s=0.2), ExecutionMode.LANES)
+    beat = heartbeat(world.ledger, world.usage, traffic, objective, world.clock())
+    shown = by_tier_and_way(Metrics("tiny", lambda: beat).exposition().decode())
+    assert shown == {
+        ("host", "store"): [blocks[0], 1000, 1, 10],
+        ("host", "load"): [blocks[1], 2000, 2, 20],
+        ("disk", "store"): [blocks[2], 3000, 3, 30],
+        ("disk", "load"): [blocks[3], 4000, 4, 40],
+    }
