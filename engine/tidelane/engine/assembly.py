@@ -129,6 +129,7 @@ def assemble(
         names=TokenNames(kv_namespace(loaded.facts), layout.block_tokens) if compute.shares else None,
         host_slots=compute.below.host_slots,
         disk_slots=compute.below.disk_slots,
+        fetch_s=compute.below.fetch_times().seconds,
     )
     ledger.pool.disk.restore(compute.below.left)
     executor = compute.executor(ledger.sequences, wakeup.notify)

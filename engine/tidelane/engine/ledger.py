@@ -40,10 +40,16 @@ _PRIORITY = attrgetter("priority")
 MOST_PREFILLS_LOST = 3
 
 
+def _at_once(_: int) -> float:
+    """For those who know nothing of the disk."""
+    return 0.0
+
+
 class Ledger:
     """`ended` hears of each request that ran to its end: its timeline (None: without a token) and its targets.
 
-    `estimates` are where predictions start; what launches take corrects them. Without `names` no two sequences share a
+    `estimates` are where predictions start; what launches take corrects them. `fetch_s` predicts the fetch of so many
+    blocks from the disk. Without `names` no two sequences share a
     block.
     """
 
@@ -61,6 +67,7 @@ class Ledger:
         names: BlockNames | None = None,
         host_slots: int = 0,
         disk_slots: int = 0,
+        fetch_s: Callable[[int], float] = _at_once,
     ) -> None:
         self.objective = objective
         self.draining = False
@@ -84,7 +91,7 @@ class Ledger:
         self._next_job = 1
         self._learner = Learner(estimates, layers)
         self._names = names
-        self._waiting = WaitingLine(self.pool, names, block_tokens, self._prefill_s)
+        self._waiting = WaitingLine(self.pool, names, block_tokens, self._prefill_s, fetch_s)
         # What `state` shows of the running sequences, until one of them changes. (The blocks that a step's sequences
         # get do not count: nobody asks while it runs.)
         self._view: tuple[tuple[Prefilling, ...], tuple[Decoding, ...]] | None = None

@@ -17,9 +17,9 @@ from tidelane.engine.kv.host_copier import HostCopier
 from tidelane.engine.kv.host_memory import HostMemory
 from tidelane.engine.kv.keys import Key, namespace
 from tidelane.engine.kv.mover import Copier, CopyingMover
-from tidelane.engine.kv.moves import Mover, NoMover
+from tidelane.engine.kv.moves import Fetch, Mover, NoMover
 from tidelane.engine.kv.slot_file import SlotFile
-from tidelane.engine.kv.traffic import Traffic
+from tidelane.engine.kv.traffic import RecentTimes, Traffic
 from tidelane.engine.model.loading import ModelFacts, kv_namespace, whole_weights_digest
 
 _log = logging.getLogger(__name__)
@@ -30,14 +30,20 @@ DISK_STAGING_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """The tiers below the device: room for so many blocks, what moves KV to them and back, what that comes to, and what
-    an earlier engine has left on the disk, by slot: the name of a block and of that before it."""
+    """The tiers below the device: room for so many blocks, of `record_bytes` each, what moves KV to them and back, what
+    that comes to, and what an earlier engine has left on the disk, by slot: the name of a block and of that before it.
+    """
 
     mover: Mover = field(default_factory=NoMover)
     traffic: Traffic = field(default_factory=Traffic)
     host_slots: int = 0
     disk_slots: int = 0
     left: Mapping[int, tuple[Key, Key]] = field(default_factory=dict)
+    record_bytes: int = 0
+
+    def fetch_times(self) -> RecentTimes:
+        """Of moves from the disk."""
+        return RecentTimes(lambda: self.traffic.of(Fetch), self.record_bytes)
 
 
 def open_below(config: ServeConfig, facts: ModelFacts, pool: DevicePool, notify: Callable[[], None]) -> Below:
@@ -52,7 +58,7 @@ def open_below(config: ServeConfig, facts: ModelFacts, pool: DevicePool, notify:
         slots, left = opened
         disk_slots = slots.layout.slots
         copiers.append(DiskCopier(host, slots))
-    return Below(CopyingMover(copiers, notify, traffic), traffic, host.slots, disk_slots, left)
+    return Below(CopyingMover(copiers, notify, traffic), traffic, host.slots, disk_slots, left, host.record_bytes)
 
 
 def _slots_on_disk(

@@ -17,6 +17,8 @@ from tidelane.engine.sequence import Sequence
 _PRIORITY = attrgetter("priority")
 # From a request's arrival on. A healthy disk has given what a prompt needs long before; one that hangs never will.
 DISK_PATIENCE_S = 2.0
+# Of prompts that a fetch would not pay for, one in so many is fetched all the same: a disk may have become faster.
+TRIED_ANYWAY = 16
 
 
 def _due(job: Queued) -> tuple[int, float, str]:
@@ -33,15 +35,23 @@ class BlockNames(Protocol):
 
 
 class WaitingLine:
-    """Without `names` nothing is looked for in the cache. `prefill_s` predicts a pass on the whole device."""
+    """Without `names` nothing is looked for in the cache. `prefill_s` predicts a pass on the whole device, and
+    `fetch_s` the fetch of so many blocks from the disk."""
 
     def __init__(
-        self, cache: KVCache, names: BlockNames | None, block_tokens: int, prefill_s: Callable[[PassWork], float]
+        self,
+        cache: KVCache,
+        names: BlockNames | None,
+        block_tokens: int,
+        prefill_s: Callable[[PassWork], float],
+        fetch_s: Callable[[int], float],
     ) -> None:
         self._cache = cache
         self._names = names
         self._block_tokens = block_tokens
         self._prefill_s = prefill_s
+        self._fetch_s = fetch_s
+        self._not_worth_it = 0
         self._sequences: dict[str, Sequence] = {}
         # Who waits for KV from the disk, and for which blocks of it, before anyone sees that it waits.
         self._coming: dict[str, set[Key]] = {}
@@ -77,14 +87,15 @@ class WaitingLine:
         return tuple(self._by_priority[self._place(each)] for each in sequences if each.id not in self._coming)
 
     def add(self, sequence: Sequence) -> None:
-        """It waits from now on. What of its prompt is on the disk alone is fetched first, and until then no scheduler
-        sees it: what is computed meanwhile would be computed for nothing."""
+        """It waits from now on. What of its prompt is on the disk alone is fetched first, if that should take less time
+        than to compute it, and until then no scheduler sees it: what is computed meanwhile would be computed for
+        nothing."""
         self._sequences[sequence.id] = sequence
         if self._names is not None:
             keys = self._findable(sequence, self._names)
             self._cache.present.follow(sequence.id, keys)
             self._cache.held.follow(sequence.id, keys)
-            coming = self._cache.want(keys)
+            coming = self._cache.want(keys) if self._fetch_pays(sequence, keys) else set()
             if coming:
                 self._coming[sequence.id] = coming
                 for key in coming:
@@ -122,6 +133,18 @@ class WaitingLine:
                 if now_s > sequence.request.arrival_s + DISK_PATIENCE_S:
                     self._wants_nothing_more(name)
                     self._show(sequence)
+
+    def _fetch_pays(self, sequence: Sequence, keys: list[Key]) -> bool:
+        blocks = self._cache.fetchable(keys)
+        if not blocks:
+            return False
+        tokens, here = len(sequence.tokens), self._cache.present.reached(sequence.id)
+        with_it, without = ((there * self._block_tokens, tokens) for there in (here + blocks, here))
+        saved_s = self._prefill_s(prefill_work((without,))) - self._prefill_s(prefill_work((with_it,)))
+        if self._fetch_s(blocks) < saved_s:
+            return True
+        self._not_worth_it += 1
+        return self._not_worth_it % TRIED_ANYWAY == 0
 
     def _wants_nothing_more(self, name: str) -> bool:
         """Whether it wanted something."""

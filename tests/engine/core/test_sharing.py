@@ -13,7 +13,7 @@ from tidelane.engine.kv.keys import TokenNames, namespace
 from tidelane.engine.request import FinishReason, Request, Sampling
 from tidelane.engine.scheduling.plan import Plan
 from tidelane.engine.sequence import Sequence
-from tidelane.engine.waiting import DISK_PATIENCE_S
+from tidelane.engine.waiting import DISK_PATIENCE_S, TRIED_ANYWAY
 
 from .virtual import World, request
 
@@ -229,6 +229,23 @@ def test_what_is_on_the_disk_alone_is_fetched_while_its_prompt_waits_unseen() ->
     assert cached(here, "second")[0] == 16
     assert computed(here, "second") == len(second.prompt) - 16
     assert here.ledger.pool.fetched_blocks == 5
+
+
+def test_a_slow_disk_is_asked_only_now_and_then() -> None:
+    """Of what is computed sooner, so that it is noticed when the disk is fast again."""
+    here = world(blocks=10, host_slots=9, disk_slots=400, fetch_s=lambda blocks: 10.0 * blocks)
+    first = request("first", 22, 3)
+    here.submit(first)
+    here.run()
+    fetched = []
+    for number in range(2 * TRIED_ANYWAY):
+        here.submit(request("crowd", 36, 1, first=300 + 100 * number))
+        here.run()
+        before = here.ledger.pool.fetched_blocks
+        here.submit(next_turn(here, first, f"again {number}", 3))
+        here.run()
+        fetched.append(here.ledger.pool.fetched_blocks > before)
+    assert [number for number, was in enumerate(fetched, start=1) if was] == [TRIED_ANYWAY, 2 * TRIED_ANYWAY]
 
 
 def test_who_waits_for_a_disk_that_does_not_answer_is_computed_in_the_end() -> None:

@@ -237,6 +237,7 @@ class World:
         names: BlockNames | None = None,
         host_slots: int = 0,
         disk_slots: int = 0,
+        fetch_s: Callable[[int], float] = lambda _: 0.0,
     ) -> None:
         self.clock = VirtualClock()
         self.ended: list[tuple[Timeline | None, Slo]] = []
@@ -254,6 +255,7 @@ class World:
             names=names,
             host_slots=host_slots,
             disk_slots=disk_slots,
+            fetch_s=fetch_s,
         )
         self.executor = VirtualExecutor(self.clock, units, layers, self.ledger.sequences, fail)
         self.mover = LateMover()

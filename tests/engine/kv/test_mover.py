@@ -10,7 +10,7 @@ import pytest
 
 from tidelane.engine.kv.mover import CopyingMover, Way
 from tidelane.engine.kv.moves import Arrival, Fetch, Load, LoadLost, Move, Spill, Store
-from tidelane.engine.kv.traffic import Flow, Traffic
+from tidelane.engine.kv.traffic import Flow, RecentTimes, Traffic
 
 PATIENCE_S = 30
 
@@ -158,3 +158,15 @@ def test_a_copy_that_raises_is_not_under_way_any_more() -> None:
     with pytest.raises(OSError, match="gone"):
         break_off()
     assert traffic.of(Store).seconds == 2.0
+
+
+def test_times_are_those_of_the_last_moves() -> None:
+    flow = Flow(0, 0.0, 0)
+    times = RecentTimes(lambda: flow, record_bytes=1 << 20)
+    assert times.seconds(3) == 0.0
+    flow = Flow(8 << 20, 4.0, 0)
+    assert times.seconds(3) == pytest.approx(1.5)
+    flow = Flow(10 << 20, 100.0, 0)  # too little to say anything
+    assert times.seconds(3) == pytest.approx(1.5)
+    flow = Flow(24 << 20, 6.0, 1)
+    assert times.seconds(3) == pytest.approx(0.375)

@@ -10,7 +10,7 @@ from tidelane.engine.estimation.passes import PassTimes
 from tidelane.engine.lanes.partition import PartitionTable, partition_table
 from tidelane.engine.sim.executor import Handover
 from tidelane.engine.sim.machine import Machine
-from tidelane.engine.sim.tiers import Tiers
+from tidelane.engine.sim.tiers import NO_TIERS, Tiers
 from tidelane.engine.slo import Slo
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.1)
@@ -43,7 +43,7 @@ def machine(
     table: PartitionTable | None = None,
     overhead_s: float = 0.0,
     handover: Handover | None = None,
-    tiers: Tiers | None = None,
+    tiers: Tiers = NO_TIERS,
 ) -> Machine:
     table = table or partition_table(4)
     times = hand_made(table.units)

@@ -11,7 +11,7 @@ from tidelane.engine.kv.moves import Arrival, Fetch, Load, Spill, Store
 from tidelane.engine.scheduling.policies import policy
 from tidelane.engine.sim.clock import VirtualClock
 from tidelane.engine.sim.machine import DoesNotFit, with_tiers
-from tidelane.engine.sim.tiers import Tiers, TierSizes, VirtualMover
+from tidelane.engine.sim.tiers import NO_TIERS, Tiers, TierSizes, VirtualMover
 from tidelane.engine.sim.world import Replay, Settings, replay
 
 from .machines import SLO, machine, traffic
@@ -42,7 +42,7 @@ def test_copies_of_one_kind_follow_each_other_and_those_of_two_do_not() -> None:
     assert mover.there_s([first.arrival], 1.0) == 0.0
 
 
-def conversation(tiers: Tiers | None) -> Replay:
+def conversation(tiers: Tiers) -> Replay:
     """A prompt of 1,100 tokens; another that takes its place on the device; the first again, with another end."""
     arrivals = ((0.0, (1, 2, 3)), (5.0, (7, 8, 9)), (10.0, (1, 2, 4)))
     sent = Traffic(tuple(Coming(at_s, 1100, 2, hash_ids=hashes) for at_s, hashes in arrivals), 11.0)
@@ -54,7 +54,7 @@ def ttft_s(done: Replay) -> list[float]:
 
 
 def test_what_has_left_the_device_is_computed_again_where_there_is_nothing_below() -> None:
-    done = conversation(None)
+    done = conversation(NO_TIERS)
     assert ttft_s(done) == pytest.approx([1.1, 1.1, 1.1])
     assert (done.found.prompt_tokens, done.found.cached_tokens) == (3300, 0)
 
@@ -72,6 +72,13 @@ def test_what_is_on_the_disk_alone_is_fetched_first() -> None:
     assert fetched == 63
     assert ttft_s(done)[2] == pytest.approx(63 * 0.001 + 64 * 0.002 + 0.0076)
     assert done.found.cached_tokens == 1024
+
+
+def test_what_is_computed_sooner_than_fetched_is_not_fetched() -> None:
+    """1,024 tokens take 1.024 s to compute."""
+    for block_s, fetched in ((0.0159, True), (0.0161, False)):  # a block of 16 of them takes 0.016 s
+        done = conversation(Tiers(69, 200, host_block_s=0.0001, disk_block_s=block_s))
+        assert bool(done.found.fetched_tokens) is fetched
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -5,8 +5,8 @@ Single-threaded, and nothing but books: copies are the mover's.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from itertools import count, takewhile
 
 import msgspec
 
@@ -57,7 +57,7 @@ class KVCache:
         self.spilled_blocks = 0
         self._arriving: dict[Key, Arrival] = {}
         self._owners: dict[int, Holding | None] = {}  # by their numbers: whose they are
-        self._numbers = itertools.count()
+        self._numbers = count()
         self._moves: list[Move] = []
 
     @property
@@ -131,6 +131,11 @@ class KVCache:
     def shared(self, holding: Holding) -> int:
         """How many of its blocks would not get free with it."""
         return len(holding.blocks) if holding.moves else self.device.shared(holding.blocks)
+
+    def fetchable(self, keys: Sequence[Key]) -> int:
+        """How many blocks of the chain `keys`, behind what is present of it, are on the disk."""
+        here = next((at for at, key in enumerate(keys) if not self._is_present(key)), len(keys))
+        return sum(1 for _ in takewhile(self.disk.__contains__, keys[here:]))
 
     def want(self, keys: Sequence[Key]) -> set[Key]:
         """Fetch what of the chain `keys` is on the disk alone, as far as host memory has room. What is to come."""

@@ -11,6 +11,9 @@ import msgspec
 
 from tidelane.engine.kv.moves import Fetch, Load, Move, Spill, Store
 
+# Fewer say more of the start of a copy than of its rate.
+_ENOUGH_BYTES = 4 << 20
+
 
 class Flow(msgspec.Struct, frozen=True):
     """Moves of one kind since the start: bytes copied by those that went well, seconds during which at least one was
@@ -19,6 +22,27 @@ class Flow(msgspec.Struct, frozen=True):
     bytes: int
     seconds: float
     failed: int
+
+
+class RecentTimes:
+    """How long moves of a kind take, by the last that were made; nothing, until some were.
+
+    `flow` tells what there has been of them, `record_bytes` what one block has.
+    """
+
+    def __init__(self, flow: Callable[[], Flow], record_bytes: int) -> None:
+        self._flow = flow
+        self._record_bytes = record_bytes
+        self._seen = Flow(0, 0.0, 0)
+        self._byte_s = 0.0
+
+    def seconds(self, blocks: int) -> float:
+        flow = self._flow()
+        copied = flow.bytes - self._seen.bytes
+        if copied >= _ENOUGH_BYTES:
+            self._byte_s = (flow.seconds - self._seen.seconds) / copied
+            self._seen = flow
+        return self._byte_s * self._record_bytes * blocks
 
 
 class _Tally(msgspec.Struct):

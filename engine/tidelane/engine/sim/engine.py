@@ -63,10 +63,11 @@ class VirtualEngine:
             estimates=machine.believed,
             ended=_unheard,
             names=self._names,
-            host_slots=machine.tiers.host_slots if machine.tiers is not None else 0,
-            disk_slots=machine.tiers.disk_slots if machine.tiers is not None else 0,
+            host_slots=machine.tiers.host_slots,
+            disk_slots=machine.tiers.disk_slots,
+            fetch_s=machine.tiers.fetch_s,
         )
-        self._mover = VirtualMover(clock, machine.tiers) if machine.tiers is not None else None
+        self._mover = VirtualMover(clock, machine.tiers) if machine.tiers.host_slots else None
         self.executor = VirtualExecutor(
             clock=clock,
             units=units,

@@ -12,7 +12,7 @@ from tidelane.engine.estimation.roofline import prior
 from tidelane.engine.estimation.shapes import ModelShape, kv_bytes_per_token, weight_bytes
 from tidelane.engine.lanes.partition import Partition, PartitionTable, partition_table
 from tidelane.engine.sim.executor import Handover
-from tidelane.engine.sim.tiers import Tiers, TierSizes
+from tidelane.engine.sim.tiers import NO_TIERS, Tiers, TierSizes
 
 # Of a device's memory, what engines take; the rest is the driver's, and slack. As vLLM's default.
 USED_MEMORY = 0.9
@@ -47,7 +47,7 @@ class Machine:
     gpus: int = 1
     overhead_s: float = 0.0
     handover: Handover | None = None
-    tiers: Tiers | None = None
+    tiers: Tiers = NO_TIERS
 
 
 def colocated(

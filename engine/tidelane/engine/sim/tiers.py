@@ -20,6 +20,13 @@ class Tiers:
     host_block_s: float
     disk_block_s: float
 
+    def fetch_s(self, blocks: int) -> float:
+        """From the disk to host memory."""
+        return blocks * self.disk_block_s
+
+
+NO_TIERS = Tiers(0, 0, 0.0, 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class TierSizes:
