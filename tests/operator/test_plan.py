@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidelane.operator.observation import Measured, Phase, Replica
+from tidelane.operator.observation import KVPressure, Measured, Phase, Replica
 from tidelane.operator.plan import ApplyChild, StartReplica, StopReplica, WriteStatus
 from tidelane.operator.resources import FINALIZER
 from tidelane.rpc.wire import ReplicaRef
@@ -422,6 +422,25 @@ class TestFigures:
         assert world.condition("SLOMet") == ("False", "Missed")
         assert world.condition("Ready") == ("True", "Serving")
         assert "SLOMissed" in [report.reason for report in world.reports]
+
+    def test_lack_of_room_is_told_as_it_begins_gets_worse_and_ends(self, world: World) -> None:
+        serving(world)
+        told = []
+        for pressure in (None, KVPressure.NONE, KVPressure.WAITING, KVPressure.REFUSING, KVPressure.NONE):
+            world.reports.clear()
+            world.now_s += TIMING.figures_s
+            world.update("a", ref(world), kv_pressure=pressure)
+            world.settle()
+            shown = world.condition("KVPressure") if world.has_condition("KVPressure") else None
+            told.append((shown, [report.reason for report in world.reports]))
+            assert world.condition("Ready") == ("True", "Serving")
+        assert told == [
+            (None, []),
+            (("False", "EnoughRoom"), []),
+            (("True", "WaitingForRoom"), ["KVPressure"]),
+            (("True", "Refusing"), ["KVPressure"]),
+            (("False", "EnoughRoom"), ["KVPressureOver"]),
+        ]
 
     def test_are_written_at_most_once_in_ten_seconds(self, world: World) -> None:
         serving(world)

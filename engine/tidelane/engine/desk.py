@@ -7,11 +7,21 @@ from collections.abc import Callable
 
 import zmq
 
-from tidelane.engine.channel import Endpoint, ForLoop, FrontFailed, FrontReady, Heartbeat, ToFront, ToLoop
+from tidelane.engine.channel import (
+    Endpoint,
+    ForLoop,
+    FrontFailed,
+    FrontReady,
+    Heartbeat,
+    RefusalReason,
+    ToFront,
+    ToLoop,
+)
 from tidelane.engine.control import ControlRoom
 from tidelane.engine.errors import CannotServe
 from tidelane.engine.kv.traffic import Traffic
 from tidelane.engine.ledger import Ledger
+from tidelane.engine.pressure import PressureWindow
 from tidelane.engine.reports import engine_status, heartbeat, scheduling_objective
 from tidelane.engine.usage import Usage
 from tidelane.engine.wakeup import Wakeup
@@ -47,6 +57,7 @@ class ChannelDesk:
         self._window = window
         self._identity = identity
         self._clock = clock
+        self._pressure = PressureWindow()
         self._objective: Objective | None = None
         self._front_ready = False
         self._next_heartbeat_s = 0.0
@@ -97,6 +108,12 @@ class ChannelDesk:
         self._next_heartbeat_s = now_s + HEARTBEAT_S
         beat: Heartbeat = heartbeat(self._ledger, self._usage, self._traffic, self._room.objective, now_s)
         self._endpoint.send(beat)
+        pressure = self._pressure.look(
+            now_s,
+            lacks_room=self._ledger.lacks_room,
+            preemptions=self._ledger.preemptions,
+            turned_away=self._ledger.refusals[RefusalReason.QUEUE_FULL],
+        )
         if with_status or now_s >= self._next_status_s:
             self._next_status_s = now_s + STATUS_S
             self._room.publish(
@@ -107,6 +124,7 @@ class ChannelDesk:
                     self._usage,
                     self._window,
                     self._room.objective,
+                    pressure,
                 )
             )
 

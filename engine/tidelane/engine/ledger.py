@@ -6,6 +6,7 @@ Single-threaded; the only code that changes a Sequence or the BlockPool.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from types import MappingProxyType
@@ -72,7 +73,7 @@ class Ledger:
         self.objective = objective
         self.draining = False
         self.preemptions = 0
-        self.refusals = 0
+        self.refusals: Counter[RefusalReason] = Counter()
         self._progress_s = 0.0  # when a launch last started or ended
         self.steps = 0  # launches that ended: decode steps and prefill slices
         self.flight = Flight()
@@ -114,6 +115,11 @@ class Ledger:
     @property
     def estimates(self) -> Estimates:
         return self._learner.estimates
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether the first in the queue waits for blocks, or would."""
+        return self._missing_blocks() > 0
 
     @property
     def empty(self) -> bool:
@@ -340,7 +346,7 @@ class Ledger:
     def _refuse(
         self, request: Request, reason: RefusalReason, message: str, retry_after_s: float | None = None
     ) -> None:
-        self.refusals += 1
+        self.refusals[reason] += 1
         self._outbox.append(Refused(request.id, reason, message, retry_after_s))
         if reason is not RefusalReason.NEVER_FITS:
             self._ended(None, self.objective.slo)
@@ -367,14 +373,12 @@ class Ledger:
 
     def _blocks_wait_s(self) -> float:
         """When running sequences, each to the end of its budget, have given back what the first in the queue needs."""
-        first = self._waiting.first
-        if first is None:
+        missing = self._missing_blocks()
+        if missing <= 0:
             return 0.0
         running = [s for s in self._running if s.id not in self._aborted]
         batch = decode_work(len(running), sum(s.computed for s in running))
         step_s = self.estimates.seconds(Phase.DECODE, self._table.units, batch)
-        # Admission keeps a block free for each that decodes.
-        missing = self._blocks_for(first.tokens + 1) + len(self._running) - self.pool.free
         wait_s = 0.0
         for tokens_left, blocks in sorted((s.request.max_new_tokens - s.output_tokens, len(s.blocks)) for s in running):
             if missing <= 0:
@@ -382,6 +386,11 @@ class Ledger:
             missing -= blocks + 1
             wait_s = tokens_left * step_s
         return wait_s
+
+    def _missing_blocks(self) -> int:
+        """For the first in the queue; admission keeps a block free for each that decodes. Not above 0: none."""
+        first = self._waiting.first
+        return 0 if first is None else self._blocks_for(first.tokens + 1) + len(self._running) - self.pool.free
 
     def _admit(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import resource
 from pathlib import Path
+from typing import Final
 
 from tidelane.engine.channel import Heartbeat, Moved, Tier
 from tidelane.engine.kv.cache import KVCache
 from tidelane.engine.kv.moves import Fetch, Load, Spill, Store
 from tidelane.engine.kv.traffic import Flow, Traffic
 from tidelane.engine.ledger import Ledger
+from tidelane.engine.pressure import Pressure
 from tidelane.engine.scheduling.plan import Objective as SchedulingObjective
 from tidelane.engine.usage import Usage, Use
 from tidelane.engine.window import LatencyWindow
 from tidelane.rpc import serving_pb2
 from tidelane.rpc.wire import LateRequests, Objective
+
+_PRESSURES: Final = {
+    Pressure.NONE: serving_pb2.Load.NONE,
+    Pressure.WAITING: serving_pb2.Load.WAITING,
+    Pressure.PREEMPTING: serving_pb2.Load.PREEMPTING,
+    Pressure.REFUSING: serving_pb2.Load.REFUSING,
+}
 
 
 def scheduling_objective(objective: Objective) -> SchedulingObjective:
@@ -72,6 +81,7 @@ def engine_status(
     usage: Usage,
     window: LatencyWindow,
     objective: Objective,
+    pressure: Pressure,
 ) -> serving_pb2.EngineStatus:
     status = serving_pb2.EngineStatus()
     status.CopyFrom(identity)
@@ -85,7 +95,8 @@ def engine_status(
             kv_blocks_total=ledger.pool.total,
             kv_blocks_free=ledger.pool.free,
             preemptions=ledger.preemptions,
-            rejected=ledger.refusals,
+            rejected=ledger.refusals.total(),
+            kv_pressure=_PRESSURES[pressure],
         )
     )
     status.latency.CopyFrom(_latency(window, objective.slo.percentile))

@@ -57,7 +57,7 @@ def placed_replica(
 
 
 def verdicts_of(service: Service, placed: Sequence[PlacedReplica], spec: ServiceSpec) -> dict[str, Verdict]:
-    """Every condition but SLOMet. The last three are there only while true."""
+    """Every condition but those that traffic decides. The last three are there only while true."""
     troubles = [trouble for each in placed if (trouble := _trouble(each, service.generation))]
     first = troubles[0] if troubles else None
     verdicts = {

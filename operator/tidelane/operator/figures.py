@@ -13,38 +13,44 @@ from datetime import datetime
 from typing import Any, Final, Self
 
 from tidelane.operator.conditions import Verdict, written_verdict
-from tidelane.operator.observation import Measured, Replica, Timing
+from tidelane.operator.observation import KVPressure, Measured, Replica, Timing
 from tidelane.operator.quantities import format_duration, parse_duration_s
 from tidelane.operator.resources import ServiceSpec, Status
 
 # A measured value replaces the one written when it differs by more than this part of it.
 _VISIBLE: Final = 0.1
+_PRESSURES: Final = {
+    KVPressure.WAITING: "requests wait for room in its KV cache",
+    KVPressure.PREEMPTING: "running requests lose their place to others, and are computed again",
+    KVPressure.REFUSING: "its queue is full of requests that wait for room in its KV cache",
+}
 _FIGURES: Final = ("ttft", "tpot", "attainment", "goodput", "lanes")
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What traffic shows: the fields of status that are rate-limited, and the condition that goes with them."""
+    """What traffic shows: the fields of status that are rate-limited, and the conditions that go with them."""
 
     fields: Mapping[str, Any]
     slo_met: Verdict | None
+    kv_pressure: Verdict | None
 
     @classmethod
     def written(cls, status: Status) -> Self:
         fields = _written(status)
-        return cls(fields, written_verdict(status, "SLOMet"))
+        return cls(fields, written_verdict(status, "SLOMet"), written_verdict(status, "KVPressure"))
 
     @classmethod
     def measured(cls, written: Status, serving: Sequence[Replica], spec: ServiceSpec) -> Self:
         """The last figures stay where a window brought none, so that an idle service writes nothing."""
         windows = [replica.measured for replica in serving if replica.measured and replica.measured.requests]
-        fields = _written(written)
+        fields, pressure = _written(written), _kv_pressure(serving)
         if serving:
             fields["goodput"] = _steady_rate(fields.get("goodput"), sum(each.goodput_rps for each in windows))
         if lanes := _lanes(written, serving):
             fields["lanes"] = lanes
         if not windows:
-            return cls(fields, Verdict(None, "NoRequests" if serving else "NotServing"))
+            return cls(fields, Verdict(None, "NoRequests" if serving else "NotServing"), pressure)
         share = _attainment(windows)
         fields["ttft"] = _steady_duration(fields.get("ttft"), max(each.ttft_s for each in windows))
         fields["tpot"] = _steady_duration(fields.get("tpot"), max(each.tpot_s for each in windows))
@@ -55,11 +61,24 @@ class Figures:
             Verdict(
                 met, "Met" if met else "Missed", f"{fields['attainment']} % of requests, {spec.slo.percentile} % wanted"
             ),
+            pressure,
         )
 
 
 def _written(status: Status) -> dict[str, Any]:
     return {name: value for name, value in status.items() if name in _FIGURES}
+
+
+def _kv_pressure(serving: Sequence[Replica]) -> Verdict | None:
+    """Of the replica that has most of it; None where none tells."""
+    telling = [(each.kv_pressure, each.ref.index) for each in serving if each.kv_pressure is not None]
+    if not telling:
+        return None
+    order = list(KVPressure)
+    worst, index = max(telling, key=lambda each: (order.index(each[0]), -each[1]))
+    if worst is KVPressure.NONE:
+        return Verdict(False, worst.value)
+    return Verdict(True, worst.value, f"replica {index}: {_PRESSURES[worst]}; more replicas or shorter requests help")
 
 
 def _attainment(windows: Sequence[Measured]) -> float:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from tidelane.operator.observation import Device, Lanes, Measured, Node, Phase, Replica
+from tidelane.operator.observation import Device, KVPressure, Lanes, Measured, Node, Phase, Replica
 from tidelane.operator.resources import ObjectRef
 from tidelane.rpc import node_agent_pb2 as pb
+from tidelane.rpc.serving_pb2 import Load
 from tidelane.rpc.wire import ReplicaRef, ref_from_wire
 
 _PHASES: Final[Mapping[int, Phase]] = {
@@ -18,6 +19,15 @@ _PHASES: Final[Mapping[int, Phase]] = {
     pb.ReplicaStatus.DRAINING: Phase.DRAINING,
     pb.ReplicaStatus.BACKING_OFF: Phase.BACKING_OFF,
     pb.ReplicaStatus.FAILED: Phase.FAILED,
+}
+
+
+# An agent older than this operator says nothing of it.
+_PRESSURES: Final[Mapping[int, KVPressure]] = {
+    Load.NONE: KVPressure.NONE,
+    Load.WAITING: KVPressure.WAITING,
+    Load.PREEMPTING: KVPressure.PREEMPTING,
+    Load.REFUSING: KVPressure.REFUSING,
 }
 
 
@@ -98,11 +108,12 @@ def _replica(status: pb.ReplicaStatus, address: str) -> Replica:
         if status.engine.HasField("latency")
         else None,
         lanes=Lanes(lanes.decode_compute_units, lanes.prefill_compute_units) if lanes.decode_compute_units else None,
+        kv_pressure=_PRESSURES.get(status.engine.load.kv_pressure),
     )
 
 
 def _without_figures(replica: Replica) -> Replica:
-    return replace(replica, measured=None, lanes=None)
+    return replace(replica, measured=None, lanes=None, kv_pressure=None)
 
 
 def _service(ref: ReplicaRef) -> ObjectRef:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 from tidelane.operator.resources import RawObject
 from tidelane.rpc.wire import ReplicaRef
@@ -37,6 +37,15 @@ class Lanes:
     prefill: int
 
 
+class KVPressure(Enum):
+    """What lack of room for KV has lately come to, the mildest first."""
+
+    NONE = "EnoughRoom"
+    WAITING = "WaitingForRoom"
+    PREEMPTING = "Preempting"
+    REFUSING = "Refusing"
+
+
 @dataclass(frozen=True, slots=True)
 class Replica:
     """One replica as its agent last reported it. `serving_generation` None: it serves nothing yet."""
@@ -51,6 +60,7 @@ class Replica:
     model_loaded: bool = False
     measured: Measured | None = None
     lanes: Lanes | None = None
+    kv_pressure: KVPressure | None = None
 
     @property
     def serves(self) -> bool:

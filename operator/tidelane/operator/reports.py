@@ -43,6 +43,11 @@ def _reports(service: Service, status: Status, moves: Sequence[Move], warnings: 
         yield Report("SLOMissed", after["SLOMet"]["message"], warning=True)
     elif slo == "True" and slo_before == "False":
         yield Report("SLOMet", after["SLOMet"]["message"])
+    if pressure := _news(before.get("KVPressure"), after.get("KVPressure")):
+        if pressure["status"] == "True":
+            yield Report("KVPressure", pressure["message"], warning=True)
+        elif _status(before.get("KVPressure")) == "True":
+            yield Report("KVPressureOver", "there is room in the KV cache again")
 
 
 def _status(condition: Condition | None) -> str | None:

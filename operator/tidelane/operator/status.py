@@ -77,7 +77,7 @@ def deleting_status(service: Service, waiting_for: Sequence[str], now: datetime)
         "readyReplicas": 0,
     }
     verdicts = {"Ready": Verdict(False, "Deleting", message)}
-    return _assembled(service, rest, verdicts, Figures(fields={}, slo_met=None), now)
+    return _assembled(service, rest, verdicts, Figures(fields={}, slo_met=None, kv_pressure=None), now)
 
 
 def endpoint(replica: Replica) -> str:
@@ -92,5 +92,7 @@ def _assembled(
     all_verdicts = dict(verdicts)
     if shown.slo_met:
         all_verdicts["SLOMet"] = shown.slo_met
+    if shown.kv_pressure:
+        all_verdicts["KVPressure"] = shown.kv_pressure
     written = {"measuredAt": service.status["measuredAt"]} if "measuredAt" in service.status else {}
     return cast("Status", {**written, **rest, **shown.fields, "conditions": conditions(service, all_verdicts, now)})

@@ -121,20 +121,34 @@ class EngineStatus(_message.Message):
     def __init__(self, state: _Optional[_Union[EngineStatus.State, str]] = ..., message: _Optional[str] = ..., model_name: _Optional[str] = ..., model_digest: _Optional[str] = ..., listen: _Optional[str] = ..., objective_revision: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., latency: _Optional[_Union[Latency, _Mapping]] = ..., lanes: _Optional[_Union[Lanes, _Mapping]] = ..., pid: _Optional[int] = ..., resident_memory_bytes: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "kv_blocks_total", "kv_blocks_free", "preemptions", "rejected")
+    __slots__ = ("running", "waiting", "kv_blocks_total", "kv_blocks_free", "preemptions", "rejected", "kv_pressure")
+    class Pressure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        PRESSURE_UNSPECIFIED: _ClassVar[Load.Pressure]
+        NONE: _ClassVar[Load.Pressure]
+        WAITING: _ClassVar[Load.Pressure]
+        PREEMPTING: _ClassVar[Load.Pressure]
+        REFUSING: _ClassVar[Load.Pressure]
+    PRESSURE_UNSPECIFIED: Load.Pressure
+    NONE: Load.Pressure
+    WAITING: Load.Pressure
+    PREEMPTING: Load.Pressure
+    REFUSING: Load.Pressure
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
+    KV_PRESSURE_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     kv_blocks_total: int
     kv_blocks_free: int
     preemptions: int
     rejected: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., preemptions: _Optional[int] = ..., rejected: _Optional[int] = ...) -> None: ...
+    kv_pressure: Load.Pressure
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., preemptions: _Optional[int] = ..., rejected: _Optional[int] = ..., kv_pressure: _Optional[_Union[Load.Pressure, str]] = ...) -> None: ...
 
 class Latency(_message.Message):
     __slots__ = ("window_s", "requests", "ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s", "token_gap_p99_s", "queue_p99_s", "ttft_at_percentile_s", "tpot_at_percentile_s", "attainment", "goodput_rps", "ttft_target_ratio_at_percentile")

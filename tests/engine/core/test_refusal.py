@@ -71,7 +71,7 @@ def test_who_would_be_late_is_refused_and_never_computed(name: str) -> None:
     one.run()
     assert late.request_id not in computed(one)
     assert one.ended.count((None, SLO)) == 1
-    assert one.ledger.refusals == 1
+    assert one.ledger.refusals.total() == 1
     assert one.ledger.empty
 
 
