@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -32,6 +34,25 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 2,
 }
 SLIDING_WINDOW = 48
+# Keys of 24 numbers and values of 12, and from the second layer on experts.
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+    "head_dim": 8,  # of what is rotated
+}
+EXPERTS: dict[str, Any] = {
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+}
 
 
 def build(family: str) -> PreTrainedModel:
@@ -51,10 +72,14 @@ def build(family: str) -> PreTrainedModel:
         return MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None))
     if family == "mistral-windowed":
         return MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=SLIDING_WINDOW))
+    if family == "deepseek":
+        return DeepseekV3ForCausalLM(DeepseekV3Config(**SHAPE | LATENT | EXPERTS))
     raise ValueError(family)
 
 
-FAMILIES = ("llama", "qwen2", "qwen2-windowed", "qwen3", "mistral", "mistral-windowed")
+# Whose attention and MLP are plain, so that they are fused.
+PLAIN_FAMILIES = ("llama", "qwen2", "qwen2-windowed", "qwen3", "mistral", "mistral-windowed")
+FAMILIES = (*PLAIN_FAMILIES, "deepseek")
 
 
 def save(family: str, folder: Path) -> Path:

@@ -24,7 +24,7 @@ from tidelane.engine.model.fusing import (
 from tidelane.engine.model.loading import load, weight_digest, whole_weights_digest
 from tidelane.engine.model.store import BadModel, resolve
 
-from .models import FAMILIES, SHAPE, save
+from .models import FAMILIES, PLAIN_FAMILIES, SHAPE, save
 
 CPU = torch.device("cpu")
 
@@ -249,7 +249,7 @@ def test_a_fused_norm_equals_the_models_own(dtype: torch.dtype) -> None:
     torch.testing.assert_close(holder(x), own(x))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PLAIN_FAMILIES)
 def test_every_mlp_of_every_family_reads_gate_and_up_at_once(family: str, tmp_path: Path) -> None:
     module = load(save(family, tmp_path / family), "float32", None, CPU).module
     assert {type(layer.mlp) for layer in module.model.layers} == {GatedMlp}
@@ -274,13 +274,13 @@ def test_an_mlp_with_the_same_parts_and_another_formula_stays() -> None:
     assert fuse_gated_mlps(torch.nn.Sequential(own)) == 0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PLAIN_FAMILIES)
 def test_every_attention_of_every_family_is_one_matrix(family: str, tmp_path: Path) -> None:
     module = load(save(family, tmp_path / family), "float32", None, CPU).module
     assert {type(layer.self_attn) for layer in module.model.layers} == {PlainAttention}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PLAIN_FAMILIES)
 def test_fused_attention_gives_its_function_what_the_models_own_gives(family: str, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(save(family, tmp_path / family))
     seen: list[tuple[Any, ...]] = []

@@ -216,15 +216,15 @@ def _dtype(name: str, device: torch.device) -> torch.dtype | None:
 
 
 def _layout(config: Any, dtype: torch.dtype) -> KVLayout:
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return KVLayout(
-        layers=config.num_hidden_layers,
-        heads=heads,
-        key_dim=head_dim,
-        value_dim=head_dim,
-        element_bytes=dtype.itemsize,
-    )
+    """What the model's attention hands over: with multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) keys and
+    values of all heads, made of the latent, and of different width."""
+    heads, head_dim = config.num_attention_heads, getattr(config, "head_dim", None)
+    if hasattr(config, "kv_lora_rank"):
+        key_dim, value_dim = config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
+    else:
+        key_dim = value_dim = head_dim or config.hidden_size // heads
+        heads = getattr(config, "num_key_value_heads", None) or heads
+    return KVLayout(config.num_hidden_layers, heads, key_dim, value_dim, dtype.itemsize)
 
 
 def _stop_token_ids(module: Any, folder: Path) -> tuple[int, ...]:
