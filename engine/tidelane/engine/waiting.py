@@ -84,7 +84,9 @@ class WaitingLine:
             keys = self._findable(sequence, self._names)
             self._cache.present.follow(sequence.id, keys)
             self._cache.held.follow(sequence.id, keys)
-            coming = self._cache.want(keys)
+            if sequence.turn is None:  # not when it comes back: that is no turn
+                sequence.turn = self._cache.turns.next(keys)
+            coming = self._cache.want(keys, sequence.turn)
             if coming:
                 self._coming[sequence.id] = coming
                 for key in coming:
