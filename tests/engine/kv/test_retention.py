@@ -16,13 +16,14 @@ from tidelane.engine.kv.turns import Turns
 
 @dataclass
 class Slow:
-    """All that may go in one list. Of equals the first goes, and what was needed before all of its turn comes first."""
+    """All that may go in one list. `pace`: how fast time passes for blocks of a turn; among those of one pace the first
+    goes, and what was needed before that one comes first."""
 
-    weight: Callable[[int], float]
+    pace: Callable[[int], float]
     blocks: list[tuple[Key, Use]] = field(default_factory=list)
 
     def add(self, key: Key, use: Use) -> None:
-        alike = [at for at, (_, other) in enumerate(self.blocks) if self.weight(other.turn) == self.weight(use.turn)]
+        alike = [at for at, (_, other) in enumerate(self.blocks) if self.pace(other.turn) == self.pace(use.turn)]
         if alike and use.at < self.blocks[alike[0]][1].at:
             self.blocks.insert(alike[0], (key, use))
         else:
@@ -32,16 +33,16 @@ class Slow:
         self.blocks = [each for each in self.blocks if each[0] != key]
 
     def victim(self, now: int) -> Key:
-        heads: dict[float, tuple[Key, Use]] = {}
+        firsts: dict[float, tuple[Key, Use]] = {}
         for key, use in self.blocks:
-            heads.setdefault(self.weight(use.turn), (key, use))
-        oldest = [((now + 1 - use.at) / weight, -weight, key) for weight, (key, use) in heads.items()]
-        return max(oldest)[2]
+            firsts.setdefault(self.pace(use.turn), (key, use))
+        # Of what has waited equally long the earlier turn goes.
+        return max(((now + 1 - use.at) * pace, pace, key) for pace, (key, use) in firsts.items())[2]
 
 
 SLOW: dict[type[Retention], Callable[[int], float]] = {
     LeastRecentlyUsed: lambda turn: 1.0,
-    LongerByTurn: lambda turn: TURN_WEIGHT ** (min(turn, MOST_TURNS) - 1),
+    LongerByTurn: lambda turn: TURN_WEIGHT ** -(min(turn, MOST_TURNS) - 1),
 }
 
 

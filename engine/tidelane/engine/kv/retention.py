@@ -62,10 +62,7 @@ class LeastRecentlyUsed:
         return key in self._uses
 
     def add(self, key: Key, use: Use) -> None:
-        first = bool(self._uses) and use.at < self.oldest
-        self._uses[key] = use.at
-        if first:
-            self._uses.move_to_end(key, last=False)
+        _add(self._uses, key, use.at)
 
     def remove(self, key: Key) -> None:
         del self._uses[key]
@@ -73,19 +70,17 @@ class LeastRecentlyUsed:
     def victim(self, now: int) -> Key:
         return next(iter(self._uses))
 
-    @property
-    def oldest(self) -> int:
-        """When the next victim was needed; there is one."""
-        return next(iter(self._uses.values()))
-
 
 class LongerByTurn:
     """The longest unused, where the time of blocks of later turns passes more slowly: a conversation that has gone on
     is the likelier to go on."""
 
-    def __init__(self) -> None:
-        self._turns = [(TURN_WEIGHT**turn, LeastRecentlyUsed()) for turn in range(MOST_TURNS)]
-        self._of: dict[Key, LeastRecentlyUsed] = {}
+    def __init__(self, weight: float = TURN_WEIGHT, most_turns: int = MOST_TURNS) -> None:
+        # By turn how fast its time passes, and when what may go was needed.
+        self._turns: list[tuple[float, OrderedDict[Key, int]]] = [
+            (weight**-turn, OrderedDict()) for turn in range(most_turns)
+        ]
+        self._of: dict[Key, OrderedDict[Key, int]] = {}
 
     def __len__(self) -> int:
         return len(self._of)
@@ -94,20 +89,28 @@ class LongerByTurn:
         return key in self._of
 
     def add(self, key: Key, use: Use) -> None:
-        _, blocks = self._turns[min(use.turn, MOST_TURNS) - 1]
-        self._of[key] = blocks
-        blocks.add(key, use)
+        _, uses = self._turns[min(use.turn, len(self._turns)) - 1]
+        self._of[key] = uses
+        _add(uses, key, use.at)
 
     def remove(self, key: Key) -> None:
-        self._of.pop(key).remove(key)
+        del self._of.pop(key)[key]
 
     def victim(self, now: int) -> Key:
         longest, found = 0.0, None
-        for weight, blocks in self._turns:
-            if blocks:
+        for pace, uses in self._turns:
+            if uses:
+                key = next(iter(uses))
                 # From 1 on, so that of what was needed in the same use the later turn still goes later.
-                unused = (now + 1 - blocks.oldest) / weight
+                unused = (now + 1 - uses[key]) * pace
                 if unused > longest:
-                    longest, found = unused, blocks
+                    longest, found = unused, key
         assert found is not None
-        return found.victim(now)
+        return found
+
+
+def _add(uses: OrderedDict[Key, int], key: Key, at: int) -> None:
+    first = bool(uses) and at < uses[next(iter(uses))]
+    uses[key] = at
+    if first:
+        uses.move_to_end(key, last=False)
