@@ -402,7 +402,7 @@ class Ledger:
             sequence.settled = job.cached // self._block_tokens
             if sequence.found_at_first is None:
                 sequence.found_at_first = job.cached
-            sequence.holding = self.pool.hold(sequence.keys[: sequence.settled])
+            sequence.holding = self.pool.hold(sequence.keys[: sequence.settled], sequence.turn or 1)
         # Not before each has what was found of it: room is made of what nobody holds.
         for sequence in sequences:
             self.pool.extend(sequence.holding, self._blocks_for(len(sequence.tokens) + 1))

@@ -28,6 +28,8 @@ class Sequence:
     # have names.
     keys: list[Key] = field(default_factory=list)
     settled: int = 0
+    # Of its prompt in its conversation; None before it has been looked for in the cache.
+    turn: int | None = None
     # Its last prefill gave it a token. By the numbers alone one that was found but for one token looks the same.
     decodes: bool = False
     # Tokens that were there when it was admitted, last and first.

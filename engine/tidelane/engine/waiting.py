@@ -95,7 +95,9 @@ class WaitingLine:
             keys = self._findable(sequence, self._names)
             self._cache.present.follow(sequence.id, keys)
             self._cache.held.follow(sequence.id, keys)
-            coming = self._cache.want(keys) if self._fetch_pays(sequence, keys) else set()
+            if sequence.turn is None:  # not when it comes back: that is no turn
+                sequence.turn = self._cache.turns.next(keys)
+            coming = self._cache.want(keys, sequence.turn) if self._fetch_pays(sequence, keys) else set()
             if coming:
                 self._coming[sequence.id] = coming
                 for key in coming:

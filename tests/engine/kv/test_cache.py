@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidelane.engine.kv.cache import Holding, KVCache
 from tidelane.engine.kv.keys import Key
 from tidelane.engine.kv.moves import Move
+from tidelane.engine.kv.retention import LeastRecentlyUsed, LongerByTurn, Retention
 
 from .movers import HandMover
 
@@ -20,8 +23,10 @@ def keys_of(path: str) -> list[Key]:
 class World:
     """Sequences as the ledger would treat them, and what is really in every block and slot."""
 
-    def __init__(self, blocks: int, slots: int, disk_slots: int = 0) -> None:
-        self.cache = KVCache(blocks, slots, disk_slots)
+    def __init__(
+        self, blocks: int, slots: int, disk_slots: int = 0, retention: Callable[[], Retention] = LongerByTurn
+    ) -> None:
+        self.cache = KVCache(blocks, slots, disk_slots, retention)
         self.mover = HandMover()
         self.holdings: dict[str, Holding] = {}
         self.paths: dict[str, str] = {}
@@ -42,7 +47,7 @@ class World:
         self.cache.held.leave("probe")
         if len(path) + 1 - held > self.cache.free:
             return
-        holding = self.holdings[name] = self.cache.hold(keys)
+        holding = self.holdings[name] = self.cache.hold(keys, self.cache.turns.next(keys_of(path)))
         self.paths[name] = path
         self.cache.extend(holding, len(path) + 1)
         for block in holding.blocks[len(keys) :]:
@@ -66,7 +71,7 @@ class World:
         del self.paths[name]
 
     def want(self, path: str) -> set[Key]:
-        coming = self.cache.want(keys_of(path))
+        coming = self.cache.want(keys_of(path), 1)
         self.mover.start(self.cache.take_moves())
         return coming
 
@@ -151,11 +156,17 @@ STEPS = st.tuples(
 
 
 @settings(max_examples=400)
-@given(st.integers(5, 14), st.integers(0, 8), st.integers(0, 12), st.lists(STEPS, max_size=100))
+@given(
+    st.integers(5, 14),
+    st.integers(0, 8),
+    st.integers(0, 12),
+    st.sampled_from([LeastRecentlyUsed, LongerByTurn]),
+    st.lists(STEPS, max_size=100),
+)
 def test_nobody_reads_what_is_not_his(
-    blocks: int, slots: int, disk_slots: int, steps: list[tuple[str, int, str]]
+    blocks: int, slots: int, disk_slots: int, retention: Callable[[], Retention], steps: list[tuple[str, int, str]]
 ) -> None:
-    world = World(blocks, slots, disk_slots)
+    world = World(blocks, slots, disk_slots, retention)
     for action, which, path in steps:
         name = str(which)
         there = name in world.holdings
@@ -368,3 +379,28 @@ def test_what_is_fetched_before_what_it_stands_behind_waits_for_that() -> None:
         world.check()
     assert world.cache.host.free == 3
     assert world.cache.still
+
+
+def test_what_was_used_by_itself_since_outlasts_what_stood_behind_it() -> None:
+    for again in (False, True):
+        world = World(blocks=12, slots=4)
+        run(world, "long", "aab")
+        run(world, "other", "b")
+        if again:
+            run(world, "short", "aa")
+        run(world, "new", "cd")
+        assert [key in world.cache.host for key in (*keys_of("aab"), b"b")] == [True, again, False, not again]
+
+
+def test_a_write_that_failed_does_not_make_what_it_stands_behind_go_first() -> None:
+    world = World(blocks=12, slots=4)
+    run(world, "old", "b")
+    world.start("torn", "aa")
+    for _ in "aa":
+        world.compute("torn")
+    world.end_store()
+    world.end_store(well=False)
+    run(world, "new", "abb")
+    assert [key in world.cache.host for key in (b"b", b"a", b"ab", b"abb")] == [True] * 4
+    run(world, "newer", "aba")
+    assert [key in world.cache.host for key in (b"b", b"a", b"ab")] == [False, True, True]

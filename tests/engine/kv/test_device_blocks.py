@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tidelane.engine.kv.blocks import OutOfBlocks
 from tidelane.engine.kv.device_blocks import DeviceBlocks
 from tidelane.engine.kv.keys import Key
+from tidelane.engine.kv.retention import MOST_TURNS, LeastRecentlyUsed, LongerByTurn, Retention
 
 
 def keys_of(path: str) -> list[Key]:
@@ -21,23 +23,24 @@ def keys_of(path: str) -> list[Key]:
 class Books:
     """Sequences as the ledger would treat them; `named` counts those of a sequence's blocks that are published."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, retention: Callable[[], Retention] = LeastRecentlyUsed) -> None:
         self.here: set[Key] = set()
-        self.pool = DeviceBlocks(total, self.here.add, self.here.remove)
+        self.pool = DeviceBlocks(total, self.here.add, self.here.remove, retention())
         self.blocks: dict[str, list[int]] = {}
         self.paths: dict[str, str] = {}
         self.named: dict[str, int] = {}
+        self.turns: dict[str, int] = {}
         self.contents: dict[int, Key] = {}
 
     def found(self, path: str) -> int:
         keys = keys_of(path)
         return next((n for n, key in enumerate(keys) if key not in self.pool), len(keys))
 
-    def start(self, name: str, path: str) -> None:
+    def start(self, name: str, path: str, turn: int = 1) -> None:
         found = self.found(path)
-        self.blocks[name] = self.pool.take(keys_of(path)[:found])
+        self.blocks[name] = self.pool.take(keys_of(path)[:found], turn)
         self.blocks[name] += self.pool.allocate(len(path) - found)
-        self.paths[name], self.named[name] = path, found
+        self.paths[name], self.named[name], self.turns[name] = path, found, turn
 
     def compute(self, name: str) -> None:
         """The next of its blocks is full."""
@@ -46,37 +49,41 @@ class Books:
             return
         block = self.blocks[name][at]
         self.contents[block] = keys[at]
-        named = self.pool.publish(keys[at], block, self.blocks[name][at - 1] if at else None)
+        named = self.pool.publish(keys[at], block, self.blocks[name][at - 1] if at else None, self.turns[name])
         if named is not None:
             self.blocks[name][at] = named
             self.named[name] = at + 1
 
     def end(self, name: str) -> None:
         self.pool.release(self.blocks.pop(name))
-        del self.paths[name], self.named[name]
+        del self.paths[name], self.named[name], self.turns[name]
 
 
 @settings(max_examples=300)
 @given(
     st.integers(4, 14),
+    st.sampled_from([LeastRecentlyUsed, LongerByTurn]),
     st.lists(
         st.tuples(
             st.sampled_from(["start", "compute", "compute", "compute", "end", "spoil"]),
             st.integers(0, 3),
             st.text("ab", min_size=1, max_size=5),
+            st.integers(1, MOST_TURNS + 1),
         ),
         max_size=60,
     ),
 )
-def test_nobody_reads_what_another_wrote(total: int, steps: list[tuple[str, int, str]]) -> None:
-    books = Books(total)
+def test_nobody_reads_what_another_wrote(
+    total: int, retention: Callable[[], Retention], steps: list[tuple[str, int, str, int]]
+) -> None:
+    books = Books(total, retention)
     pool = books.pool
-    for action, which, path in steps:
+    for action, which, path, turn in steps:
         name = str(which)
         if action == "start" and name not in books.blocks:
             needed = len(path)  # at most: those found idle must be counted, those held need not
             if needed <= pool.free:
-                books.start(name, path)
+                books.start(name, path, turn)
         elif action == "compute" and name in books.blocks:
             books.compute(name)
         elif action == "end" and name in books.blocks:
@@ -133,6 +140,21 @@ def test_room_is_made_of_the_ends_of_the_oldest_first() -> None:
     assert books.pool.evictions == 4
 
 
+def test_conversations_that_have_gone_on_stay_longer() -> None:
+    left = []
+    for turn in (1, 2):
+        books = Books(9, LongerByTurn)
+        for name, path, its in (("on", "aaa", turn), ("one", "bbb", 1), ("two", "ccc", 1)):
+            books.start(name, path, its)
+            for _ in path:
+                books.compute(name)
+            books.end(name)
+        # Unused for three uses at weight 1.5, for two at weight 1, for one: the second goes first, its end before all.
+        books.pool.allocate(2)
+        left.append([books.found(path) for path in ("aaa", "bbb", "ccc")])
+    assert left == [[1, 3, 3], [3, 1, 3]]
+
+
 def test_two_that_compute_the_same_end_up_with_one_block() -> None:
     books = Books(6)
     books.start("one", "ab")
@@ -163,7 +185,7 @@ def test_no_more_is_given_than_there_is() -> None:
     blocks = pool.allocate(3)
     with pytest.raises(OutOfBlocks, match="2 blocks asked for, 1 of 4 free"):
         pool.allocate(2)
-    pool.publish(b"a", blocks[0], None)
+    pool.publish(b"a", blocks[0], None, 1)
     pool.release(blocks)
     with pytest.raises(ValueError, match=f"block {blocks[0]} is not held"):
         pool.release(blocks[:1])

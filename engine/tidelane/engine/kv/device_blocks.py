@@ -10,16 +10,18 @@ import msgspec
 from tidelane.engine.kv.blocks import BlockPool, OutOfBlocks
 from tidelane.engine.kv.frontier import Frontier
 from tidelane.engine.kv.keys import Key
-from tidelane.engine.kv.retention import LeastRecentlyUsed
+from tidelane.engine.kv.retention import Retention, Use
 
 
 class _Named(msgspec.Struct):
-    """What is in a block, and how many sequences hold it; with none it is idle."""
+    """What is in a block, and how many sequences hold it; with none it is idle. `turn` is the latest of those that
+    have held it."""
 
     key: Key
     parent: Key
     block: int
     holders: int
+    turn: int
 
 
 class DeviceBlocks:
@@ -33,11 +35,14 @@ class DeviceBlocks:
     blocks of waiting prompts some sequence holds, so that they take no room.
     """
 
-    def __init__(self, total: int, came: Callable[[Key], None], went: Callable[[Key], None]) -> None:
+    def __init__(
+        self, total: int, came: Callable[[Key], None], went: Callable[[Key], None], retention: Retention
+    ) -> None:
         self._pool = BlockPool(total)
         self._by_key: dict[Key, _Named] = {}
         self._by_block: dict[int, _Named] = {}
-        self._idle = LeastRecentlyUsed()
+        self._idle = retention
+        self._uses = 0
         self._came = came
         self._went = went
         self.held = Frontier(self._is_held)
@@ -68,19 +73,21 @@ class DeviceBlocks:
             self._evict()
         return self._pool.allocate(count, after=after)
 
-    def take(self, keys: Sequence[Key]) -> list[int]:
-        """Hold the blocks of these names, the first of a chain, which are all here."""
+    def take(self, keys: Sequence[Key], turn: int) -> list[int]:
+        """Hold the blocks of these names, the first of a chain, which are all here, for a prompt of this turn of its
+        conversation."""
         blocks = []
         for key in keys:
             named = self._by_key[key]
             named.holders += 1
+            named.turn = max(named.turn, turn)
             blocks.append(named.block)
             if named.holders == 1:
                 self._idle.remove(key)
                 self.held.rose(key)
         return blocks
 
-    def publish(self, key: Key, block: int, before: int | None) -> int | None:
+    def publish(self, key: Key, block: int, before: int | None, turn: int) -> int | None:
         """`block`, which one sequence holds behind block `before`, is written and gets a name. The block to hold from
         now on: another, if it is here under this name already. None, and nothing happens, if `before` has lost its
         name: then this one was computed from what must not be used again."""
@@ -93,14 +100,15 @@ class DeviceBlocks:
         named = self._by_key.get(key)
         if named is not None:
             self._pool.release((block,))
-            return self.take((key,))[0]
-        self._by_key[key] = self._by_block[block] = _Named(key, parent, block, 1)
+            return self.take((key,), turn)[0]
+        self._by_key[key] = self._by_block[block] = _Named(key, parent, block, 1, turn)
         self._came(key)
         self.held.rose(key)
         return block
 
     def release(self, blocks: Sequence[int]) -> None:
         """Give up what one sequence holds, all of it, in the order of its tokens."""
+        self._uses += 1
         for block in reversed(blocks):  # what stands last in a chain is of no use without the others, and goes first
             named = self._by_block.get(block)
             if named is None:
@@ -113,7 +121,7 @@ class DeviceBlocks:
                 continue
             if self._by_key.get(named.key) is named:
                 self.held.fell(named.key)
-                self._idle.add(named.key)
+                self._idle.add(named.key, Use(named.turn, self._uses))
             else:
                 self._free(named)
 
@@ -143,7 +151,7 @@ class DeviceBlocks:
             self._unname(each)
 
     def _evict(self) -> None:
-        self._unname(self._by_key[self._idle.victim()])
+        self._unname(self._by_key[self._idle.victim(self._uses)])
         self.evictions += 1
 
     def _unname(self, named: _Named) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from tidelane.engine.kv.keys import Key
+from tidelane.engine.kv.retention import Retention, Use
 
 
 class _Slot(msgspec.Struct):
-    """`behind` counts the slots whose blocks stand right behind this one's; `readers` the loads that read it."""
+    """`behind` counts the slots whose blocks stand right behind this one's; `readers` the loads that read it.
+    `use` is the last of its own, and of those that stood behind it and have gone."""
 
     key: Key
     parent: Key
     number: int
+    use: Use
     behind: int = 0
     readers: int = 0
     ready: bool = False  # it has been written
@@ -26,18 +29,21 @@ class _Slot(msgspec.Struct):
 class SlotBlocks:
     """A slot is free; or being written, when nobody finds it; or ready, and then it is not written to any more.
 
-    What is behind another in a chain is only here together with that: room is made of ends of chains, the longest
-    unused first. `came` and `went` hear of each name that can be found from now on, or no more.
+    What is behind another in a chain is only here together with that: room is made of ends of chains, in the order of
+    `retention`. `came` and `went` hear of each name that can be found from now on, or no more.
     """
 
-    def __init__(self, slots: int, came: Callable[[Key], None], went: Callable[[Key], None]) -> None:
+    def __init__(
+        self, slots: int, came: Callable[[Key], None], went: Callable[[Key], None], retention: Retention
+    ) -> None:
         self.total = slots
         self.evictions = 0
         self._came = came
         self._went = went
         self._free = list(range(slots - 1, -1, -1))
         self._slots: dict[Key, _Slot] = {}
-        self._ends: OrderedDict[Key, None] = OrderedDict()  # that may go, the longest unused first
+        self._ends = retention  # of what may go
+        self._uses = 0
         self._spoilt: list[_Slot] = []  # in use all the same
         self._early: defaultdict[Key, list[_Slot]] = defaultdict(list)  # by the name that they wait for
 
@@ -62,30 +68,32 @@ class SlotBlocks:
             if key in self._slots:
                 continue
             taken.add(number)
-            self._slots[key] = slot = _Slot(key, parent, number, ready=True, there=True)
+            self._uses += 1  # one for each, so that a chain goes whole before the next loses its end
+            self._slots[key] = slot = _Slot(key, parent, number, Use(1, self._uses), ready=True, there=True)
             before = self._slots.get(parent)
             if before is not None:
                 before.behind += 1
-                self._ends.pop(parent, None)
+                self._keep(parent)
             self._settle(slot)
             self._came(key)
             chains += [(key, *follower) for follower in behind[key]]
         self._free = [number for number in self._free if number not in taken]
 
-    def reserve(self, parent: Key, key: Key) -> int | None:
-        """A slot to write the block to; None if it is here or on its way, or if there is no place for it: what it
-        stands behind is not here (`parent`, empty for the first of a chain), or all slots are in use."""
+    def reserve(self, parent: Key, key: Key, turn: int) -> int | None:
+        """A slot to write the block to, for a prompt of this turn of its conversation. None if it is here or on its
+        way, or if there is no place for it: what it stands behind is not here (`parent`, empty for the first of a
+        chain), or all slots are in use."""
         before = self._slots.get(parent)
         if key in self._slots or (parent and (before is None or before.spoilt)):
             return None
         if before is not None:
             before.behind += 1  # so that it does not go to make room
-            self._ends.pop(parent, None)
+            self._keep(parent)
         if not self._free and not self._evict():
-            self._leave(before)
+            self._leave(before, None)
             return None
         number = self._free.pop()
-        self._slots[key] = _Slot(key, parent, number)
+        self._slots[key] = _Slot(key, parent, number, Use(turn, self._uses))
         return number
 
     def written(self, key: Key, *, well: bool) -> None:
@@ -115,11 +123,15 @@ class SlotBlocks:
         """Someone will load these, which are here; they stay until `was_read`."""
         for key in keys:
             self._slots[key].readers += 1
-            self._ends.pop(key, None)
+            self._keep(key)
 
     def before(self, key: Key) -> Key:
         """The name before this one, which is here."""
         return self._slots[key].parent
+
+    def turn(self, key: Key) -> int:
+        """The latest for which this one, which is here, is known to have been needed."""
+        return self._slots[key].use.turn
 
     def knows(self, key: Key) -> bool:
         """Whether it is here, or will be once what is being written has been."""
@@ -140,11 +152,16 @@ class SlotBlocks:
             self._settle(slot)
         self._clear()
 
-    def used(self, keys: Sequence[Key]) -> None:
-        """Someone had use for this chain: its end goes later than those unused for longer."""
+    def used(self, keys: Sequence[Key], turn: int) -> None:
+        """A prompt of this turn of its conversation had use for this chain."""
+        self._uses += 1
         last = next((key for key in reversed(keys) if key in self._slots), None)
-        if last is not None and last in self._ends:
-            self._ends.move_to_end(last)
+        if last is not None:
+            slot = self._slots[last]
+            slot.use = slot.use.or_later(Use(turn, self._uses))
+            if last in self._ends:
+                self._ends.remove(last)
+                self._ends.add(last, slot.use)
 
     def forget(self, keys: Sequence[Key]) -> None:
         """What is in these must not be used again, nor what stands behind them."""
@@ -164,7 +181,8 @@ class SlotBlocks:
     def _evict(self) -> bool:
         if not self._ends:
             return False
-        key, _ = self._ends.popitem(last=False)
+        key = self._ends.victim(self._uses)
+        self._ends.remove(key)
         self._went(key)
         self._drop(self._slots[key])
         self.evictions += 1
@@ -173,24 +191,30 @@ class SlotBlocks:
     def _drop(self, slot: _Slot) -> None:
         del self._slots[slot.key]
         self._free.append(slot.number)
-        self._leave(self._slots.get(slot.parent))
+        self._leave(self._slots.get(slot.parent), slot)
 
-    def _leave(self, before: _Slot | None) -> None:
-        """One less stands behind it. If none does it goes next: it was of use to nobody but those behind it."""
+    def _leave(self, before: _Slot | None, gone: _Slot | None) -> None:
+        """One less stands behind it: `gone`, or one that never came. If none does, it goes when that would have: it was
+        of use to nobody but those behind it, unless it was used by itself since."""
         if before is not None:
             before.behind -= 1
+            if gone is not None:
+                before.use = before.use.or_later(gone.use)
             self._settle(before)
-            if before.key in self._ends:
-                self._ends.move_to_end(before.key, last=False)
 
     def _settle(self, slot: _Slot) -> None:
-        if slot.there and not (slot.spoilt or slot.readers or slot.behind):
-            self._ends[slot.key] = None
+        if slot.there and not (slot.spoilt or slot.readers or slot.behind) and slot.key not in self._ends:
+            self._ends.add(slot.key, slot.use)
+
+    def _keep(self, key: Key) -> None:
+        """It does not go to make room."""
+        if key in self._ends:
+            self._ends.remove(key)
 
     def _spoil(self, slot: _Slot) -> None:
         slot.spoilt = True
         self._spoilt.append(slot)
-        self._ends.pop(slot.key, None)
+        self._keep(slot.key)
 
     def _clear(self) -> None:
         """Take back the slots that were spoilt and are not in use any more, ends first."""
