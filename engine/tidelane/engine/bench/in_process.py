@@ -24,7 +24,7 @@ from tidelane.engine.kv.canary import Canary
 from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.kv.host_memory import HostMemory
 from tidelane.engine.kv.mover import HostMover
-from tidelane.engine.kv.moves import Mover, NoMover
+from tidelane.engine.kv.moves import Mover
 from tidelane.engine.lanes.cores import CpuLanes, leave_compute_to_lanes
 from tidelane.engine.lanes.partition import PartitionTable, partition_table
 from tidelane.engine.ledger import Ledger
@@ -35,6 +35,7 @@ from tidelane.engine.request import FinishReason, Request
 from tidelane.engine.scheduling.plan import Objective, Scheduler
 from tidelane.engine.scheduling.policies import apart_policies, live_policies
 from tidelane.engine.slo import Slo, Timeline
+from tidelane.engine.tiers import Below
 from tidelane.engine.usage import Usage
 from tidelane.engine.waiting import BlockNames
 from tidelane.engine.wakeup import Wakeup
@@ -43,6 +44,9 @@ from tidelane.rpc.wire import ExecutionMode
 # Targets that nothing is held to unless the caller says so.
 LOOSE_SLO = Slo(ttft_s=2.0, tpot_s=0.2, ttft_per_1k_input_tokens_s=2.0, percentile=90)
 _HEARTBEAT_S = 1.0
+
+# Given the pool, and what to call when a move has ended.
+OpenTiers = Callable[[DevicePool, Callable[[], None]], Below]
 
 
 class MemoryDesk:
@@ -93,7 +97,8 @@ class InProcessEngine:
     `table` defaults to all the splits of `cores`. `schedulers` are the policies by mode; `desk.mode` picks one, and may
     be set at any moment. `model` is for a view of `loaded` that measures itself. Without `names` no prompt finds what
     another has computed. With `watched` the canary looks at all KV before it is read. What `host_slots` blocks of host
-    memory hold outlasts its room on the device. The calling thread computes with one thread from then on.
+    memory hold outlasts its room on the device; `open_tiers` is for any other tiers in their stead. The calling thread
+    computes with one thread from then on.
 
     Public parts: `ledger`, `desk`, `executor`, `usage`, `loop`, `lanes`, `pool`, `prefill_side` if there is one, and
     `ended`, what the ledger said of each request that ran to its end.
@@ -115,6 +120,7 @@ class InProcessEngine:
         names: BlockNames | None = None,
         watched: bool = False,
         host_slots: int = 0,
+        open_tiers: OpenTiers | None = None,
     ) -> None:
         leave_compute_to_lanes()
         layout = loaded.facts.kv_layout
@@ -132,6 +138,8 @@ class InProcessEngine:
             self.pool = DevicePool.allocate(layout, kv_blocks, loaded.facts.dtype, torch.device("cpu"))
             estimates = calibrate(model, self.pool, self.lanes)
             policies = live_policies(table)
+        below = (open_tiers or _host_alone(host_slots))(self.pool, self._wakeup.notify)
+        self.mover: Mover = below.mover
         self.schedulers: Mapping[str, Scheduler] = schedulers or policies
         self.prefill_side = sides.side if sides is not None else None
         self.ended: list[tuple[Timeline | None, Slo]] = []
@@ -146,12 +154,10 @@ class InProcessEngine:
             estimates=estimates,
             ended=self._note_end,
             names=names,
-            host_slots=host_slots,
+            host_slots=below.host_slots,
+            disk_slots=below.disk_slots,
         )
-        self.mover: Mover = NoMover()
-        if host_slots:
-            host = HostMemory.allocate(layout, host_slots, loaded.facts.dtype)
-            self.mover = HostMover(self.pool, host, self._wakeup.notify)
+        self.ledger.pool.disk.restore(below.left)
         executor: Executor = (
             sides.executor(self.ledger.sequences, self._wakeup.notify)
             if sides is not None
@@ -215,3 +221,13 @@ class InProcessEngine:
 
     def _note_end(self, timeline: Timeline | None, slo: Slo) -> None:
         self.ended.append((timeline, slo))
+
+
+def _host_alone(slots: int) -> OpenTiers:
+    def opened(pool: DevicePool, notify: Callable[[], None]) -> Below:
+        if not slots:
+            return Below()
+        host = HostMemory.allocate(pool.layout, slots, pool.keys[0].dtype)
+        return Below(HostMover(pool, host, notify), slots)
+
+    return opened
