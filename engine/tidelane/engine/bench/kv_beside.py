@@ -104,7 +104,8 @@ class Copies:
 
     def __init__(self, layout: KVLayout, blocks: int) -> None:
         self._layout = layout
-        self._blocks = tuple(range(blocks))
+        # Stores take other blocks and slots than loads, as they do in an engine.
+        self._loaded, self._stored = tuple(range(blocks)), tuple(range(blocks, 2 * blocks))
         self._mover: Mover
         self._loads = 0
         self._stores = 0
@@ -113,8 +114,8 @@ class Copies:
         self.moved_bytes = 0
 
     def open(self, dtype: torch.dtype, notify: Callable[[], None]) -> None:
-        pool = DevicePool.allocate(self._layout, len(self._blocks), dtype, torch.device("cpu"))
-        host = HostMemory.allocate(self._layout, 2 * len(self._blocks), dtype)
+        pool = DevicePool.allocate(self._layout, 2 * len(self._loaded), dtype, torch.device("cpu"))
+        host = HostMemory.allocate(self._layout, 2 * len(self._loaded), dtype)
         host.memory.fill_(1)  # pages that nobody has written to are all one page of zeros
         self._mover = HostMover(pool, host, notify)
 
@@ -132,7 +133,7 @@ class Copies:
                 raise MovesLost("a copy of KV beside decode failed")
             if isinstance(move, Load):
                 self._loads -= 1
-                self.moved_bytes += len(self._blocks) * self._layout.block_bytes
+                self.moved_bytes += len(move.blocks) * self._layout.block_bytes
             else:
                 self._stores -= 1
                 self.moved_bytes += self._layout.block_bytes
@@ -145,21 +146,14 @@ class Copies:
 
     def _start_more(self) -> None:
         # One is queued behind the one under way, so that no thread waits for the loop.
+        key = bytes(KEY_BYTES)
         while self._loads < _QUEUED:
             self._loads += 1
-            key = bytes(KEY_BYTES)
-            load = Load(self._next(), (key,) * len(self._blocks), self._blocks, self._blocks, Arrival())
-            self._mover.start([load])
-        while self._stores < _QUEUED * len(self._blocks):
-            self._stores += len(self._blocks)
-            # To other slots than those that are loaded from.
-            slots = range(len(self._blocks), 2 * len(self._blocks))
-            self._mover.start(
-                [
-                    Store(self._next(), bytes(KEY_BYTES), block, slot)
-                    for block, slot in zip(self._blocks, slots, strict=True)
-                ]
-            )
+            keys = (key,) * len(self._loaded)
+            self._mover.start([Load(self._next(), keys, self._loaded, self._loaded, Arrival())])
+        while self._stores < _QUEUED * len(self._stored):
+            self._stores += len(self._stored)
+            self._mover.start([Store(self._next(), key, at, at) for at in self._stored])
 
     def _next(self) -> int:
         self._number += 1
