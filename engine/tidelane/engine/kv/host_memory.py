@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ import torch
 
 from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.kv.layout import KVLayout
+from tidelane.engine.kv.memory import zeroed
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,7 @@ class HostMemory:
 
     @staticmethod
     def allocate(layout: KVLayout, slots: int, dtype: torch.dtype) -> HostMemory:
-        # Whole pages, zeroed by the kernel when they are touched: a disk takes them as they are.
-        pages = mmap.mmap(-1, slots * layout.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages = zeroed(slots * layout.block_bytes)  # whole pages: a disk takes them as they are
         memory = torch.frombuffer(pages, dtype=torch.uint8).view(slots, layout.layers, -1)
         return HostMemory(layout, memory, dtype, memoryview(pages))
 
