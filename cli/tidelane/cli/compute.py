@@ -21,14 +21,14 @@ def add_compute_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
     add("--max-context-tokens", type=count, default=0, metavar="N", help="0: the model's own limit")
     add("--kv-pool-memory", type=count, default=0, metavar="BYTES", help="0: chosen from the free memory")
-    add("--cores", type=_cores, default=(), metavar="0,1", help="CPU cores to use (all)")
+    add("--cores", type=cores, default=(), metavar="0,1", help="CPU cores to use (all)")
 
 
-def _cores(text: str) -> tuple[int, ...]:
+def cores(text: str) -> tuple[int, ...]:
     try:
-        cores = tuple(int(part) for part in text.split(",") if part)
+        named = tuple(int(part) for part in text.split(",") if part)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} must be core numbers with commas between, such as 0,1") from None
-    if not set(cores) <= os.sched_getaffinity(0):
+    if not set(named) <= os.sched_getaffinity(0):
         raise argparse.ArgumentTypeError(f"cores {text}: this process may use {sorted(os.sched_getaffinity(0))}")
-    return cores
+    return named

@@ -23,7 +23,7 @@ class Command:
 
     @property
     def module(self) -> str:
-        return f"tidelane.cli.{self.name}"
+        return f"tidelane.cli.{self.name.replace('-', '_')}"
 
     @property
     def exists(self) -> bool:
@@ -38,6 +38,7 @@ _COMMANDS: Final = (
     Command("model", "fetch models into the store", "engine"),
     Command("profile", "measure a model's step times on this machine", "engine"),
     Command("bench", "send traffic to a service and report latency and goodput", "bench"),
+    Command("kv-bench", "measure whether it pays to keep KV below the device", "engine"),
     Command("simulate", "compare scheduling policies on any GPU, in virtual time", "engine"),
     Command("plan", "find the mode and the number of GPUs that meet targets", "engine"),
     Command("top", "watch services in the terminal", "operator"),

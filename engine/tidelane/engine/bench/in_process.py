@@ -25,7 +25,7 @@ from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.kv.host_copier import HostCopier
 from tidelane.engine.kv.host_memory import HostMemory
 from tidelane.engine.kv.mover import CopyingMover
-from tidelane.engine.kv.moves import Mover, NoMover
+from tidelane.engine.kv.moves import Mover
 from tidelane.engine.kv.traffic import Traffic
 from tidelane.engine.lanes.cores import CpuLanes, leave_compute_to_lanes
 from tidelane.engine.lanes.partition import PartitionTable, partition_table
@@ -37,6 +37,7 @@ from tidelane.engine.request import FinishReason, Request
 from tidelane.engine.scheduling.plan import Objective, Scheduler
 from tidelane.engine.scheduling.policies import apart_policies, live_policies
 from tidelane.engine.slo import Slo, Timeline
+from tidelane.engine.tiers import Below
 from tidelane.engine.usage import Usage
 from tidelane.engine.waiting import BlockNames
 from tidelane.engine.wakeup import Wakeup
@@ -45,6 +46,9 @@ from tidelane.rpc.wire import ExecutionMode
 # Targets that nothing is held to unless the caller says so.
 LOOSE_SLO = Slo(ttft_s=2.0, tpot_s=0.2, ttft_per_1k_input_tokens_s=2.0, percentile=90)
 _HEARTBEAT_S = 1.0
+
+# Given the pool, and what to call when a move has ended.
+OpenTiers = Callable[[DevicePool, Callable[[], None]], Below]
 
 
 class MemoryDesk:
@@ -95,7 +99,8 @@ class InProcessEngine:
     `table` defaults to all the splits of `cores`. `schedulers` are the policies by mode; `desk.mode` picks one, and may
     be set at any moment. `model` is for a view of `loaded` that measures itself. Without `names` no prompt finds what
     another has computed. With `watched` the canary looks at all KV before it is read. What `host_slots` blocks of host
-    memory hold outlasts its room on the device. The calling thread computes with one thread from then on.
+    memory hold outlasts its room on the device; `open_tiers` is for any other tiers in their stead. The calling thread
+    computes with one thread from then on.
 
     Public parts: `ledger`, `desk`, `executor`, `usage`, `loop`, `lanes`, `pool`, `prefill_side` if there is one, and
     `ended`, what the ledger said of each request that ran to its end.
@@ -117,6 +122,7 @@ class InProcessEngine:
         names: BlockNames | None = None,
         watched: bool = False,
         host_slots: int = 0,
+        open_tiers: OpenTiers | None = None,
     ) -> None:
         leave_compute_to_lanes()
         layout = loaded.facts.kv_layout
@@ -134,6 +140,8 @@ class InProcessEngine:
             self.pool = DevicePool.allocate(layout, kv_blocks, loaded.facts.dtype, torch.device("cpu"))
             estimates = calibrate(model, self.pool, self.lanes)
             policies = live_policies(table)
+        below = (open_tiers or _host_alone(host_slots))(self.pool, self._wakeup.notify)
+        self.mover: Mover = below.mover
         self.schedulers: Mapping[str, Scheduler] = schedulers or policies
         self.prefill_side = sides.side if sides is not None else None
         self.ended: list[tuple[Timeline | None, Slo]] = []
@@ -148,12 +156,11 @@ class InProcessEngine:
             estimates=estimates,
             ended=self._note_end,
             names=names,
-            host_slots=host_slots,
+            host_slots=below.host_slots,
+            disk_slots=below.disk_slots,
+            fetch_s=below.fetch_times().seconds,
         )
-        self.mover: Mover = NoMover()
-        if host_slots:
-            host = HostMemory.allocate(layout, host_slots)
-            self.mover = CopyingMover([HostCopier(self.pool, host)], self._wakeup.notify, Traffic())
+        self.ledger.pool.disk.restore(below.left)
         executor: Executor = (
             sides.executor(self.ledger.sequences, self._wakeup.notify)
             if sides is not None
@@ -217,3 +224,14 @@ class InProcessEngine:
 
     def _note_end(self, timeline: Timeline | None, slo: Slo) -> None:
         self.ended.append((timeline, slo))
+
+
+def _host_alone(slots: int) -> OpenTiers:
+    def opened(pool: DevicePool, notify: Callable[[], None]) -> Below:
+        if not slots:
+            return Below()
+        host, traffic = HostMemory.allocate(pool.layout, slots), Traffic()
+        mover = CopyingMover([HostCopier(pool, host)], notify, traffic)
+        return Below(mover, traffic, slots, record_bytes=host.record_bytes)
+
+    return opened

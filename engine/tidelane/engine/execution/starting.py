@@ -52,7 +52,7 @@ def find_profile(config: ServeConfig, key: ProfileKey) -> Profile | None:
 def profile_key(facts: ModelFacts, lanes: CpuLanes) -> ProfileKey:
     return ProfileKey(
         weights_digest=facts.digest,
-        device=f"cpu: {_cpu_name()}, {len(set(lanes.cores))} cores",
+        device=f"cpu: {cpu_name()}, {len(set(lanes.cores))} cores",
         units=lanes.table.units,
         dtype=str(facts.dtype).removeprefix("torch."),
         layers=facts.layers,
@@ -101,7 +101,7 @@ def _differences(theirs: ProfileKey, ours: ProfileKey) -> str:
     return "; ".join(f"its {name} is {their}, this engine's {our}" for name, their, our in parts if their != our)
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from tidelane.engine.kv.layout import KVLayout
+from tidelane.engine.kv.memory import zeroed
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
@@ -32,10 +32,14 @@ class DevicePool:
 
     @staticmethod
     def allocate(layout: KVLayout, blocks: int, dtype: torch.dtype, device: torch.device) -> DevicePool:
+        if device.type == "cpu":
+            memory = torch.frombuffer(zeroed(blocks * layout.block_bytes), dtype=torch.uint8)
+            return DevicePool.within(memory, layout, blocks, dtype)
         slots = blocks * layout.block_tokens
 
         def tensors(dim: int) -> tuple[torch.Tensor, ...]:
-            return tuple(_zeros((slots, layout.heads, dim), dtype, device) for _ in range(layout.layers))
+            shape = (slots, layout.heads, dim)
+            return tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(layout.layers))
 
         return DevicePool(layout, tensors(layout.key_dim), tensors(layout.value_dim))
 
@@ -60,10 +64,3 @@ class DevicePool:
             # Weighted, so that elements which change places are noticed.
             sums += number * (bits * torch.arange(1, bits.shape[1] + 1, device=at.device)).sum(dim=1)
         return sums.cpu().numpy()
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy leaves zeroed pages to the kernel until they are touched; torch.zeros writes all of them, for seconds.
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)

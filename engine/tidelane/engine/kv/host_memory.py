@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ import torch
 from tidelane.engine.kv.codecs import RAW, Codec
 from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.kv.layout import KVLayout
+from tidelane.engine.kv.memory import zeroed
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,7 @@ class HostMemory:
 
     @staticmethod
     def allocate(layout: KVLayout, slots: int, codec: Codec = RAW) -> HostMemory:
-        # Whole pages, zeroed by the kernel when they are touched: a disk takes them as they are.
-        pages = mmap.mmap(-1, slots * codec.block_bytes(layout), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages = zeroed(slots * codec.block_bytes(layout))  # whole pages: a disk takes them as they are
         memory = torch.frombuffer(pages, dtype=torch.uint8).view(slots, layout.layers, -1)
         return HostMemory(layout, codec, memory, memoryview(pages))
 
@@ -46,29 +46,60 @@ class HostMemory:
         return self._bytes[slot * self.record_bytes : (slot + 1) * self.record_bytes]
 
     def store(self, pool: DevicePool, blocks: Sequence[int], slots: Sequence[int]) -> None:
+        pieces = [(first, torch.tensor(slots[at : at + count])) for first, at, count in runs(blocks)]
+        store = self._store_as_it_is if self.codec is RAW else self._store_encoded
         for layer in range(self.layout.layers):
-            keys, values = _blocks_of(pool, layer)
-            for block, slot, count in runs(blocks, slots):
-                here = self.memory[slot : slot + count, layer]
-                self.codec.encode(keys[block : block + count], values[block : block + count], here)
+            for first, places in pieces:
+                store(pool, layer, first, places)
 
     def load(self, pool: DevicePool, blocks: Sequence[int], slots: Sequence[int], layer: int) -> None:
-        keys, values = _blocks_of(pool, layer)
-        for block, slot, count in runs(blocks, slots):
-            here = self.memory[slot : slot + count, layer]
-            self.codec.decode(here, keys[block : block + count], values[block : block + count])
+        load = self._load_as_it_is if self.codec is RAW else self._load_encoded
+        for first, at, count in runs(blocks):
+            load(pool, layer, first, torch.tensor(slots[at : at + count]))
+
+    def _store_as_it_is(self, pool: DevicePool, layer: int, first: int, places: torch.Tensor) -> None:
+        for device, host in self._parts(pool, layer):
+            host.index_copy_(0, places, device[first : first + len(places)])
+
+    def _load_as_it_is(self, pool: DevicePool, layer: int, first: int, places: torch.Tensor) -> None:
+        for device, host in self._parts(pool, layer):
+            torch.index_select(host, 0, places, out=device[first : first + len(places)])
+
+    def _store_encoded(self, pool: DevicePool, layer: int, first: int, places: torch.Tensor) -> None:
+        records = self.memory.new_empty(len(places), self.memory.shape[2])
+        self.codec.encode(*_run(pool, layer, first, len(places)), records)
+        self.memory[:, layer].index_copy_(0, places, records)
+
+    def _load_encoded(self, pool: DevicePool, layer: int, first: int, places: torch.Tensor) -> None:
+        self.codec.decode(self.memory[:, layer].index_select(0, places), *_run(pool, layer, first, len(places)))
+
+    def _parts(self, pool: DevicePool, layer: int) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+        """Keys and values of a layer, [blocks, elements] on the device and [slots, elements] here: whole rows, which
+        take half as long to copy as by way of the codec."""
+        layout, keys, values = self.layout, pool.keys[layer], pool.values[layer]
+        sizes = [math.prod((layout.block_tokens, layout.heads, dim)) for dim in (layout.key_dim, layout.value_dim)]
+        here = self.memory[:, layer].view(keys.dtype)
+        device = (part.view(pool.blocks, -1) for part in (keys, values))
+        return tuple(zip(device, (here[:, : sizes[0]], here[:, sizes[0] : sum(sizes)]), strict=True))
 
 
-def _blocks_of(pool: DevicePool, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of a layer, [blocks, tokens, heads, dim]."""
-    keys, values = pool.keys[layer], pool.values[layer]
-    return keys.view(pool.blocks, -1, *keys.shape[1:]), values.view(pool.blocks, -1, *values.shape[1:])
+def _run(pool: DevicePool, layer: int, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of adjacent blocks in a layer, [blocks, tokens, heads, dim]."""
+    keys, values = (
+        part[layer].view(pool.blocks, -1, *part[layer].shape[1:]).narrow(0, first, count)
+        for part in (pool.keys, pool.values)
+    )
+    return keys, values
 
 
-def runs(blocks: Sequence[int], slots: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Pairs that are adjacent on both sides, as (first block, first slot, how many): one copy each."""
+def runs(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Adjacent blocks, as (the first of them, where it stands, how many): one copy each, wherever their slots are.
+
+    Slots of a chain lie in any order once others have been evicted from them, a piece of memory for each; to copy each
+    by a call of its own took over twice the time of the bytes.
+    """
     first = 0
     for at in range(1, len(blocks) + 1):
-        if at == len(blocks) or (blocks[at], slots[at]) != (blocks[at - 1] + 1, slots[at - 1] + 1):
-            yield blocks[first], slots[first], at - first
+        if at == len(blocks) or blocks[at] != blocks[at - 1] + 1:
+            yield blocks[first], first, at - first
             first = at

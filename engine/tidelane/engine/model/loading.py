@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import mmap
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from xxhash import xxh3_128
 
 from tidelane.engine.kv.keys import Key, namespace
 from tidelane.engine.kv.layout import KVLayout
+from tidelane.engine.kv.memory import zeroed
 from tidelane.engine.model import attention, attention_cuda
 from tidelane.engine.model.fusing import fuse
 from tidelane.engine.model.store import BadModel
@@ -168,10 +168,7 @@ def _settle_weights(module: torch.nn.Module) -> None:
     if not weights:
         return
     sizes = [-(-weight.nbytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES for weight in weights]
-    memory = mmap.mmap(-1, sum(sizes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel may be built without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    whole = torch.frombuffer(zeroed(sum(sizes)), dtype=torch.uint8)
     for weight, part in zip(weights, torch.split(whole, sizes), strict=True):
         weight.data = part[: weight.nbytes].view(weight.dtype).view(weight.shape).copy_(weight.data)
 

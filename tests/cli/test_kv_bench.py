@@ -1,0 +1,67 @@
+"""`tidelane kv-bench` as a command: what it refuses, and a whole run on a tiny model, whose figures mean nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.core.models import save
+from tidelane.cli import main
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--folder", "/nowhere"), "--folder: /nowhere is no folder: make it first"),
+        (("--json", "/nowhere/a.json"), "--json: /nowhere/a.json: there is no folder /nowhere: make it first"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["kv-bench", *words]) == 2
+    assert capsys.readouterr().err == f"tidelane kv-bench: {told}\n"
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.mark.slow
+def test_every_figure_is_told_and_nothing_stays_on_the_disk(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, folder = tmp_path / "kv.json", tmp_path / "disk"
+    folder.mkdir()
+    sizes = ("--history-tokens", "160", "--rounds", "2", "--steps", "5")
+    words = ("--model", f"file://{tiny_model}", "--folder", str(folder), *sizes, "--json", str(out))
+    assert main.main(["kv-bench", *words]) == 0
+    assert not list(folder.iterdir())
+    plain = json.loads(out.read_text())
+    device, host, disk, loads, fetches, gaps = plain["ratios"]
+    assert [ratio["at_least"] for ratio in (device, host, disk, loads, fetches)] == [None, 5, 3, 0.8, 0.8]
+    assert gaps["at_most"] == 1.1
+    for ratio, over, under in (
+        *((turn, 6, 2) for turn in (device, host, disk)), (loads, 6, 6), (fetches, 6, 6), (gaps, 2, 2)
+    ):  # fmt: skip
+        assert (len(ratio["over"]["samples"]), len(ratio["under"]["samples"])) == (over, under)
+        assert min(ratio["over"]["samples"] + ratio["under"]["samples"]) > 0
+    assert "4 at once" in fetches["price"]
+    assert "copied" in gaps["price"]
+    assert plain["setting"]["model"] == f"file://{tiny_model}"
+    assert plain["command"].startswith("tidelane kv-bench --model file://")
+    told = capsys.readouterr().out
+    assert told.count("NO") == sum(ratio["met"] is False for ratio in plain["ratios"])
+
+
+@pytest.mark.slow
+def test_a_history_that_the_model_cannot_hold(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["kv-bench", "--model", f"file://{tiny_model}", "--history-tokens", "4090"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == (
+        "tidelane kv-bench: a history of 4090 tokens and a turn of 61 do not fit the model's context of 4096: "
+        "ask for a shorter history"
+    )
