@@ -75,7 +75,7 @@ class HostMemory:
 
     def _parts(self, pool: DevicePool, layer: int) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
         """Keys and values of a layer, [blocks, elements] on the device and [slots, elements] here: whole rows, which
-        take half as long to copy as by way of the codec."""
+        take a third as long to copy as by way of the codec."""
         layout, keys, values = self.layout, pool.keys[layer], pool.values[layer]
         sizes = [math.prod((layout.block_tokens, layout.heads, dim)) for dim in (layout.key_dim, layout.value_dim)]
         here = self.memory[:, layer].view(keys.dtype)
