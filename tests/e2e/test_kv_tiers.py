@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import re
+import shutil
+import statistics
 import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import httpx
 import openai
+import psutil
 import pytest
+
+from tidelane.engine.kv.disk_copier import MOST_FAILURES
 
 from .serving import Served, free_port, serve_command, text_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+BLOCK_BYTES = 737_280  # of 16 tokens of the built-in model
 
 
 async def test_the_next_turn_of_a_conversation_finds_its_history(served: Served) -> None:
@@ -68,13 +83,19 @@ async def test_what_has_no_room_on_the_device_comes_back_from_host_memory(
             # Summed in other batches, or rounded, so that a near-tie may flip late in a text.
             assert [text[:alike] for text in again] == [text[:alike] for text in first]
             assert await engine.metric("prefix_cache_hits_total") - hits > 4 * 300
-            tier, loaded, evictions = await engine.metrics(
+            tier, loaded, loaded_bytes, loading_s, failed, evictions = await engine.metrics(
                 'kv_tier_blocks{model_name="chat",state="idle",tier="host"}',
                 'kv_moved_blocks_total{model_name="chat",tier="host",way="load"}',
+                'kv_moved_bytes_total{model_name="chat",tier="host",way="load"}',
+                'kv_moving_seconds_total{model_name="chat",tier="host",way="load"}',
+                'kv_failed_moves_total{model_name="chat",tier="host",way="load"}',
                 'kv_evictions_total{model_name="chat",tier="device"}',
             )
             assert tier > 60
             assert loaded > 60
+            assert loaded_bytes == loaded * BLOCK_BYTES
+            assert 0 < loading_s < 60
+            assert failed == 0
             assert evictions > 60
         finally:
             process.terminate()
@@ -106,3 +127,237 @@ async def test_an_engine_killed_and_started_again_finds_its_kv_on_disk(tmp_path:
     assert [text[:60] for text in texts[0]] == [text[:60] for text in texts[1]]
     assert hits >= 2 * 320
     assert fetched >= 2 * 20
+
+
+# ---- disks that fail -------------------------------------------------------------------------------------------------
+
+# Some 22 blocks each: the device and host memory have room for two of them, the disk for all.
+PROMPTS = [f"{name} " + "has much to tell of the sea. " * 50 for name in ("Ada", "Ben", "Cleo", "Dan", "Eve")]
+DEVICE_BYTES = HOST_BYTES = 40 << 20
+DISK_BYTES = 256 << 20
+
+
+class DiskEngine:
+    """An engine with KV on a disk, whose log is read."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        kv: Path | None = None,
+        device_bytes: int = DEVICE_BYTES,
+        launcher: Sequence[str] = (),
+        wrapper: Sequence[str] = (),
+    ) -> None:
+        port = free_port()
+        self.kv = kv or folder / "kv"
+        self._log = folder / "log"
+        command = serve_command(port, folder)
+        if launcher:
+            command = [sys.executable, *launcher, *command[command.index("serve") :]]
+        tiers = {"pool": device_bytes, "host": HOST_BYTES, "disk": DISK_BYTES}
+        sizes = [text for tier, size in tiers.items() for text in (f"--kv-{tier}-memory", str(size))]
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*wrapper, *command, *sizes, "--kv-disk-folder", str(self.kv)], stderr=log, stdout=log
+            )
+        self.served = Served(self.process, port)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    async def texts(self, prompts: list[str]) -> list[str]:
+        """The beginnings of the answers, asked for one after the other: late in a text a near-tie may flip."""
+        async with openai.AsyncOpenAI(base_url=f"{self.served.url}/v1", api_key="none", timeout=120) as client:
+            return [(await text_of(client, prompt, 30))[:60] for prompt in prompts]
+
+    async def moved(self, figure: str, way: str) -> float:
+        """To the disk or from it."""
+        return await self.served.metric(f'kv_{figure}_total{{model_name="chat",tier="disk",way="{way}"}}')
+
+    async def until(self, figure: str, way: str, least: float) -> None:
+        async with asyncio.timeout(60):
+            while await self.moved(figure, way) < least:
+                await asyncio.sleep(0.1)  # the interval of a poll with a deadline
+
+    async def until_written(self) -> None:
+        """All that the prompts so far have filled is on the disk."""
+        await self.served.until_idle()
+        await self.until("moved_blocks", "store", len(PROMPTS) * 22)
+
+    async def end(self) -> None:
+        self.process.terminate()
+        assert await asyncio.to_thread(self.process.wait, 60) == 0
+        assert "Traceback" not in self.log()
+
+
+async def test_a_folder_removed_and_then_a_disk_that_takes_no_more_leave_all_answers_right(tmp_path: Path) -> None:
+    with DiskEngine(tmp_path) as engine:
+        await engine.served.until_ready()
+        texts = await engine.texts(PROMPTS)
+        await engine.until_written()
+        shutil.rmtree(engine.kv)
+        assert await engine.texts(PROMPTS[:2]) == texts[:2]
+        assert await engine.moved("moved_blocks", "load") > 0, "an open file stays, whatever becomes of its name"
+        # From now on the kernel refuses all that it would write beyond so much of any file.
+        psutil.Process(engine.process.pid).rlimit(psutil.RLIMIT_FSIZE, (64 << 10, 64 << 10))
+        new = [f"{name} was not asked before. " + prompt for name, prompt in zip("XYZ", PROMPTS, strict=False)]
+        answers = await engine.texts(new)
+        await engine.until("failed_moves", "store", MOST_FAILURES)
+        assert await engine.texts(new) == answers
+        assert await engine.texts(PROMPTS) == texts
+        assert engine.log().count("the disk has failed 3 times in a row, and is left alone from now on") == 1
+        await engine.end()
+
+
+async def test_a_disk_whose_reads_fail_is_done_without(tmp_path: Path) -> None:
+    failing = tmp_path / "failing"
+    faulty = str(Path(__file__).with_name("faulty_engine.py"))
+    with DiskEngine(tmp_path, launcher=(faulty, str(failing))) as engine:
+        await engine.served.until_ready()
+        texts = await engine.texts(PROMPTS)
+        await engine.until_written()
+        assert await engine.texts(PROMPTS[:2]) == texts[:2]
+        assert await engine.moved("moved_blocks", "load") > 0
+        failing.touch()
+        loaded = await engine.moved("moved_blocks", "load")
+        assert await engine.texts(PROMPTS) == texts
+        assert await engine.moved("moved_blocks", "load") == loaded
+        assert await engine.moved("failed_moves", "load") >= MOST_FAILURES
+        assert engine.log().count("is left alone from now on") == 1
+        assert "KV on disk: [Errno 5] Input/output error" in engine.log()
+        await engine.end()
+
+
+# A file system of its own for one process and its children, gone with them; needs no rights of anybody.
+APART = ("unshare", "--map-root-user", "--mount", "sh", "-c")
+
+
+def mounted(folder: Path, options: str) -> tuple[str, ...]:
+    """What a command is put behind to see a file system in memory there, with the folder `kv` of it given."""
+    if subprocess.run([*APART, f"mount -t tmpfs none {folder}"], capture_output=True, check=False).returncode:
+        pytest.skip("here a process may not mount file systems, not even for itself alone")
+    return (*APART, f'mount -t tmpfs -o {options} none {folder} && exec "$@"', "sh")
+
+
+async def test_a_file_system_that_runs_full_takes_no_room_from_the_engine(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    size = DISK_BYTES + (4 << 20)
+    with DiskEngine(tmp_path, kv=disk / "kv", wrapper=mounted(disk, f"size={size}")) as engine:
+        await engine.served.until_ready()
+        there = Path(f"/proc/{engine.process.pid}/root{disk}")
+        with (there / "other").open("wb", buffering=0) as other, suppress(OSError):
+            for _ in range(64):
+                other.write(bytes(1 << 20))
+        assert shutil.disk_usage(there).free == 0
+        texts = await engine.texts(PROMPTS)
+        await engine.until_written()
+        assert await engine.texts(PROMPTS[:2]) == texts[:2]
+        assert await engine.moved("moved_blocks", "load") > 0
+        assert await engine.moved("failed_moves", "store") == 0
+        await engine.end()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("size=16m", r"kv\.slots of \d+ bytes lacks \d+ bytes of disk: free them, or lower the capacity by as much"),
+        ("ro", r"cannot keep KV in .*kv\.slots: Read-only file system; name a folder that can be written to"),
+    ],
+    ids=["full", "read-only"],
+)
+def test_a_file_system_that_cannot_hold_kv_ends_the_start_in_one_line(
+    tmp_path: Path, options: str, reason: str
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with DiskEngine(tmp_path, kv=disk / "kv", wrapper=mounted(disk, options)) as engine:
+        assert engine.process.wait(180) == 78
+    (last_word,) = [line for line in engine.log().splitlines() if "cannot serve" in line]
+    assert re.search(f"ERROR tidelane.engine.serve cannot serve: .*{reason}", last_word)
+    assert "Traceback" not in engine.log()
+
+
+# ---- more work than there is room for --------------------------------------------------------------------------------
+
+PRESSURE_S = 60.0
+CLIENTS = 64
+
+
+@dataclass
+class Ends:
+    """How requests have ended."""
+
+    latencies_s: list[float] = field(default_factory=list)
+    left: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+async def one_of_many(client: httpx.AsyncClient, chance: random.Random, ends: Ends) -> None:
+    """A long prompt, some of which begin alike; every third client does not wait for the end."""
+    words = " ".join(str(chance.randrange(1000)) for _ in range(chance.randint(30, 60)))
+    body = {
+        "model": "chat",
+        "prompt": f"Of the tide at port {chance.randrange(8)}. " * chance.randint(1, 12) + words,
+        "max_tokens": chance.randint(1, 40),
+        "stream": True,
+        "ignore_eos": True,
+    }
+    patience_s = chance.uniform(0.01, 20.0) if chance.random() < 1 / 3 else None
+    begun_s = time.monotonic()
+    try:
+        async with asyncio.timeout(patience_s), client.stream("POST", "/v1/completions", json=body) as response:
+            lines = [line async for line in response.aiter_lines() if line]
+    except TimeoutError:
+        ends.left += 1
+        return
+    errors = [line for line in lines if line.startswith('data: {"error"')]
+    if errors or response.status_code != 200 or lines[-1:] != ["data: [DONE]"]:
+        ends.wrong.append(f"{response.status_code} {errors or lines[-1:]}")
+    else:
+        ends.latencies_s.append(time.monotonic() - begun_s)
+
+
+async def test_64_clients_and_room_for_four_leave_no_block_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends = Ends()
+    # The longest takes some 24 blocks.
+    with DiskEngine(tmp_path, device_bytes=4 * 24 * BLOCK_BYTES) as engine:
+        await engine.served.until_ready()
+
+        async def keep_asking(client: httpx.AsyncClient, chance: random.Random) -> None:
+            until_s = time.monotonic() + PRESSURE_S
+            while time.monotonic() < until_s:
+                await one_of_many(client, chance, ends)
+
+        limits = httpx.Limits(max_connections=CLIENTS)
+        async with httpx.AsyncClient(base_url=engine.served.url, timeout=None, limits=limits) as client:
+            async with asyncio.timeout(PRESSURE_S + 300):
+                await asyncio.gather(*(keep_asking(client, random.Random(number)) for number in range(CLIENTS)))
+        await engine.served.until_idle()
+        used, preemptions, evictions = await engine.served.metrics(
+            'kv_tier_blocks{model_name="chat",state="used",tier="device"}',
+            "num_preemptions_total",
+            'kv_evictions_total{model_name="chat",tier="device"}',
+        )
+        await engine.end()
+    assert ends.wrong == []
+    assert used == 0
+    assert len(ends.latencies_s) > CLIENTS / 2
+    assert ends.left > 0
+    assert evictions > 0
+    with capsys.disabled():
+        median_s, slowest_s = statistics.median(ends.latencies_s), max(ends.latencies_s)
+        print(
+            f"\n{len(ends.latencies_s)} answered, {ends.left} left, {preemptions:.0f} pre-empted; "
+            f"median {median_s:.1f} s, slowest {slowest_s:.1f} s, {slowest_s / median_s:.1f} times the median"
+        )

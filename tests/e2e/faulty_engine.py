@@ -1,0 +1,36 @@
+"""`tidelane` with a disk for KV whose reads fail as long as the file named first is there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from typing_extensions import Buffer, override
+
+from tidelane.cli.main import main
+from tidelane.engine.kv import slot_file
+from tidelane.engine.kv.faulty_pages import FaultRates, FaultyPages
+from tidelane.engine.kv.page_file import PageFile
+
+failing = Path(sys.argv.pop(1))
+
+
+class BadSectors(FaultyPages):
+    @staticmethod
+    def open(path: Path, size: int) -> BadSectors:
+        return BadSectors(PageFile.open(path, size), FaultRates(), seed=1)
+
+    @override
+    def read(self, into: Sequence[Buffer], offset: int) -> int:
+        self.rates = FaultRates(io_error=1.0 if failing.exists() else 0.0)
+        return super().read(into, offset)
+
+    @override
+    def write(self, data: Sequence[Buffer], offset: int) -> int:
+        self.rates = FaultRates()
+        return super().write(data, offset)
+
+
+slot_file.PageFile = BadSectors  # type: ignore[assignment, attr-defined]
+sys.exit(main())
