@@ -232,6 +232,7 @@ def main() -> int:
         "cores",
         "log-level",
         "kv-disk-folder",
+        "kv-idle-timeout",
     ):
         parser.add_argument(f"--{flag}")
     for flag in ("port", "max-context-tokens", "kv-pool-memory", "kv-host-memory", "kv-disk-memory", "queue-limit"):

@@ -323,16 +323,23 @@ def test_slots_split_the_cores_fairly(count: int, slots: int) -> None:
 
 
 @pytest.mark.parametrize(("mode", "flag"), [(ExecutionMode.AUTO, True), (ExecutionMode.DISAGGREGATED, False)])
-def test_room_for_kv_below_the_device_is_passed_on_where_an_engine_has_use_for_it(
+def test_what_is_wanted_of_kv_for_later_prompts_is_passed_on_where_an_engine_has_use_for_it(
     mode: ExecutionMode, flag: bool
 ) -> None:
-    wanted = spec(kv_cache=KvCacheSpec(host_memory_bytes=GIB, nvme_bytes=2 * GIB))
+    wanted = spec(kv_cache=KvCacheSpec(host_memory_bytes=GIB, nvme_bytes=2 * GIB, idle_timeout_s=90.0))
     wanted = replace(wanted, objective=replace(wanted.objective, mode=mode))
     words = engine_arguments(wanted, wanted.objective, "127.0.0.1", 8000, Path("control"), None, (), 0, Path("kv"))
     options = dict(zip(words[::2], words[1::2], strict=True))
     below = {name: options[name] for name in options if name.startswith("--kv-") and name != "--kv-pool-memory"}
     assert below == (
-        {"--kv-host-memory": str(GIB), "--kv-disk-memory": str(2 * GIB), "--kv-disk-folder": "kv"} if flag else {}
+        {
+            "--kv-host-memory": str(GIB),
+            "--kv-disk-memory": str(2 * GIB),
+            "--kv-disk-folder": "kv",
+            "--kv-idle-timeout": "90.0",
+        }
+        if flag
+        else {}
     )
 
 

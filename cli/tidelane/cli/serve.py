@@ -11,7 +11,7 @@ from pathlib import Path
 from google.protobuf import json_format
 
 from tidelane.cli.compute import add_compute_arguments
-from tidelane.cli.numbers import count, port
+from tidelane.cli.numbers import count, port, positive_seconds
 from tidelane.rpc import serving_pb2
 from tidelane.rpc.wire import objective_from_wire
 
@@ -58,6 +58,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="of disk for KV that has no room in host memory; it outlives the engine (%(default)s)",
     )
     add("--kv-disk-folder", type=Path, metavar="DIR", help="where that is: a folder of this engine alone")
+    add(
+        "--kv-idle-timeout",
+        type=positive_seconds,
+        metavar="SECONDS",
+        help="KV that nobody used for so long goes first when room is needed (1800)",
+    )
     add(
         "--device",
         default="auto",
@@ -109,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
             kv_host_bytes=args.kv_host_memory,
             kv_disk_bytes=args.kv_disk_memory,
             kv_disk_folder=args.kv_disk_folder,
+            kv_idle_timeout_s=args.kv_idle_timeout,
             queue_limit=args.queue_limit,
             log_level=args.log_level,
         )

@@ -25,6 +25,7 @@ from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.kv.host_memory import HostMemory
 from tidelane.engine.kv.mover import HostMover
 from tidelane.engine.kv.moves import Mover, NoMover
+from tidelane.engine.kv.retention import IDLE_TIMEOUT_S, ByServiceTier
 from tidelane.engine.lanes.cores import CpuLanes, leave_compute_to_lanes
 from tidelane.engine.lanes.partition import PartitionTable, partition_table
 from tidelane.engine.ledger import Ledger
@@ -145,6 +146,7 @@ class InProcessEngine:
             objective=objective or Objective(LOOSE_SLO),
             estimates=estimates,
             ended=self._note_end,
+            retention=lambda: ByServiceTier(IDLE_TIMEOUT_S, clock),
             names=names,
             host_slots=host_slots,
         )
