@@ -371,6 +371,23 @@ def test_what_was_used_by_itself_since_outlasts_what_stood_behind_it() -> None:
         assert [key in world.cache.host for key in (*keys_of("aab"), b"b")] == [True, again, False, not again]
 
 
+def test_what_stood_before_something_goes_when_that_would_have() -> None:
+    world = World(blocks=12, slots=3)
+    for name, path in enumerate(("a", "ab", "c", "d", "e")):
+        run(world, str(name), path)
+    # "ab", of a second turn, made room for "d". At the turn and time of that, "a" now stays longer than "c".
+    assert [path for path in ("a", "ab", "c", "d", "e") if path.encode() in world.cache.host] == ["a", "d", "e"]
+
+
+def test_of_what_an_earlier_process_left_a_chain_goes_whole_before_the_next_loses_its_end() -> None:
+    world = World(blocks=12, slots=0, disk_slots=4)
+    disk = world.cache.disk
+    disk.restore({0: (b"a", b""), 1: (b"ab", b"a"), 2: (b"b", b""), 3: (b"ba", b"b")})
+    for key in (b"c", b"d"):
+        assert disk.reserve(b"", key, UNKNOWN) is not None
+    assert [key for key in (b"a", b"ab", b"b", b"ba") if key in disk] == [b"b", b"ba"]
+
+
 def test_a_write_that_failed_does_not_make_what_it_stands_behind_go_first() -> None:
     world = World(blocks=12, slots=4)
     run(world, "old", "b")

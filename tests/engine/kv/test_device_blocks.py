@@ -169,6 +169,18 @@ def test_conversations_that_have_gone_on_stay_longer() -> None:
     assert left == [[1, 3, 3], [3, 1, 3]]
 
 
+@pytest.mark.parametrize("later", [Asker(1, 1), Asker(2, 2), Asker(3, 2)])
+def test_a_beginning_counts_for_all_that_have_asked_for_it(later: Asker) -> None:
+    books = Books(2, lambda: ByServiceTier(1000.0, lambda: 0.0))
+    for name, path, by in (("first", "ab", Asker(2, 1)), ("later", "a", later)):
+        books.start(name, path, by)
+        for _ in path:
+            books.compute(name)
+        books.end(name)
+    books.pool.allocate(1)
+    assert books.here == {b"a"}
+
+
 def test_two_that_compute_the_same_end_up_with_one_block() -> None:
     books = Books(6)
     books.start("one", "ab")

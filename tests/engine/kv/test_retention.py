@@ -178,6 +178,19 @@ def test_a_time_out_only_changes_who_goes_first() -> None:
     assert blocks.victim(3) == b"priority"
 
 
+def test_what_may_go_again_may_have_timed_out_long_ago() -> None:
+    clock = VirtualClock()
+    blocks = ByServiceTier(100.0, clock)
+    blocks.add(b"in use", Use(Asker(8, 0), 1))
+    blocks.remove(b"in use")
+    clock.now_s = 60.0
+    blocks.add(b"flex", Use(Asker(1, 2), 2))
+    clock.now_s = 130.0
+    assert blocks.victim(2) == b"flex"
+    blocks.add(b"in use", Use(Asker(8, 0), 1))
+    assert blocks.victim(2) == b"in use"
+
+
 def test_of_many_uses_few_times_are_kept() -> None:
     clock = VirtualClock()
     times = UseTimes(64.0, clock)
