@@ -31,9 +31,10 @@ from tidelane.engine.bench.traffic import HASHED_TOKENS, Arrival
 from tidelane.engine.kv.cache import REMEMBERED_PROMPTS
 from tidelane.engine.kv.device_blocks import DeviceBlocks
 from tidelane.engine.kv.keys import KEY_BYTES, Key
-from tidelane.engine.kv.retention import MOST_TURNS, LeastRecentlyUsed, LongerByTurn, Retention
+from tidelane.engine.kv.retention import MOST_TURNS, Asker, LeastRecentlyUsed, LongerByTurn, Retention
 from tidelane.engine.kv.slot_blocks import SlotBlocks
 from tidelane.engine.kv.turns import Turns
+from tidelane.engine.request import ServiceTier
 
 LRU, OURS = "least recently used", "longer by turn"
 BLOCKS = (1_000, 5_000, 10_000, 50_000)
@@ -62,7 +63,7 @@ class Prompts:
 class Tier(Protocol):
     """One tier's books."""
 
-    def prompt(self, keys: Sequence[Key], turn: int) -> int:
+    def prompt(self, keys: Sequence[Key], by: Asker) -> int:
         """It comes, is computed and ends. How many blocks of it were found."""
         ...
 
@@ -73,15 +74,15 @@ class Slots:
     def __init__(self, blocks: int, retention: Retention) -> None:
         self._blocks = SlotBlocks(blocks, _unheard, _unheard, retention)
 
-    def prompt(self, keys: Sequence[Key], turn: int) -> int:
+    def prompt(self, keys: Sequence[Key], by: Asker) -> int:
         there = sum(1 for _ in takewhile(self._blocks.__contains__, keys))
         self._blocks.read(keys[:there])
         for before, key in zip((b"", *keys)[there:], keys[there:], strict=False):
-            if self._blocks.reserve(before, key, turn) is None:
+            if self._blocks.reserve(before, key, by) is None:
                 break
             self._blocks.written(key, well=True)
         self._blocks.was_read(keys[:there])
-        self._blocks.used(keys, turn)
+        self._blocks.used(keys, by)
         return there
 
 
@@ -89,12 +90,12 @@ class Device:
     def __init__(self, blocks: int, retention: Retention) -> None:
         self._blocks = DeviceBlocks(blocks, _unheard, _unheard, retention)
 
-    def prompt(self, keys: Sequence[Key], turn: int) -> int:
+    def prompt(self, keys: Sequence[Key], by: Asker) -> int:
         there = sum(1 for _ in takewhile(self._blocks.__contains__, keys))
-        held = self._blocks.take(keys[:there], turn)
+        held = self._blocks.take(keys[:there], by)
         held += self._blocks.allocate(len(keys) - there)
         for at in range(there, len(keys)):
-            self._blocks.publish(keys[at], held[at], held[at - 1] if at else None, turn)
+            self._blocks.publish(keys[at], held[at], held[at - 1] if at else None, by)
         self._blocks.release(held)
         return there
 
@@ -112,7 +113,7 @@ def through(tier: Tier, prompts: Prompts, remembered: int) -> int:
     turns, total = Turns(remembered), 0
     for blocks in prompts.blocks:
         keys = keys_of(blocks)
-        total += tier.prompt(keys, turns.next(keys))
+        total += tier.prompt(keys, Asker(turns.next(keys), ServiceTier.DEFAULT.rank))
     return total
 
 

@@ -233,6 +233,7 @@ def main() -> int:
         "log-level",
         "kv-disk-folder",
         "kv-dtype",
+        "kv-idle-timeout",
     ):
         parser.add_argument(f"--{flag}")
     for flag in ("port", "max-context-tokens", "kv-pool-memory", "kv-host-memory", "kv-disk-memory", "queue-limit"):

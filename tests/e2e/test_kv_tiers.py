@@ -106,7 +106,7 @@ async def test_an_engine_killed_and_started_again_finds_its_kv_on_disk(tmp_path:
     port = free_port()
     folder = tmp_path / "kv"
     disk = ("--kv-disk-memory", str(256 << 20), "--kv-disk-folder", str(folder))
-    command = [*serve_command(port, tmp_path), "--kv-host-memory", str(64 << 20), *disk]
+    command = [*serve_command(port, tmp_path), "--kv-host-memory", str(64 << 20), "--kv-idle-timeout", "600", *disk]
     prompts = [f"{name} " + "has much to tell of the sea. " * 50 for name in ("Ada", "Ben")]
     spilled = 'kv_moved_blocks_total{model_name="chat",tier="disk",way="store"}'
     texts = []

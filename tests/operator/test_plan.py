@@ -192,7 +192,7 @@ class TestChangingTheSpec:
         assert world.status["endpoint"]
 
     def test_what_has_no_effect_yet_is_said(self, world: World) -> None:
-        for kv_cache in ({"hostMemory": "8Gi", "idleTimeout": "5m", "dtype": "auto"}, {"dtype": "int8"}):
+        for kv_cache in ({"hostMemory": "8Gi", "prefetch": True, "dtype": "auto"}, {"dtype": "int8"}):
             world.edit(kvCache=kv_cache)
             serving(world)
             assert world.condition("Ready") == ("True", "Serving")
@@ -220,11 +220,11 @@ class TestChangingTheSpec:
             assert field in ignored[0]
 
     @pytest.mark.parametrize(("mode", "ignored"), [("Lanes", False), ("MixedBatch", False), ("Disaggregated", True)])
-    @pytest.mark.parametrize("tier", ["hostMemory", "nvme"])
-    def test_tiers_below_the_device_have_no_effect_in_one_mode(
-        self, world: World, mode: str, ignored: bool, tier: str
+    @pytest.mark.parametrize("kept", [{"hostMemory": "1Gi"}, {"nvme": "1Gi"}, {"idleTimeout": "5m"}])
+    def test_kv_for_later_prompts_has_no_effect_in_one_mode(
+        self, world: World, mode: str, ignored: bool, kept: dict[str, str]
     ) -> None:
-        world.edit(execution={"mode": mode}, kvCache={tier: "1Gi"})
+        world.edit(execution={"mode": mode}, kvCache=kept)
         serving(world)
         assert world.has_condition("FieldsIgnored") is ignored
 

@@ -46,6 +46,8 @@ def engine_arguments(
             arguments["--kv-disk-folder"] = str(kv_disk_folder)
         if spec.kv_cache.dtype != "auto" and (spec.kv_cache.host_memory_bytes or spec.kv_cache.nvme_bytes):
             arguments["--kv-dtype"] = spec.kv_cache.dtype
+        if spec.kv_cache.idle_timeout_s is not None:
+            arguments["--kv-idle-timeout"] = str(spec.kv_cache.idle_timeout_s)
     if spec.model.max_context_tokens is not None:
         arguments["--max-context-tokens"] = str(spec.model.max_context_tokens)
     if model_store is not None:

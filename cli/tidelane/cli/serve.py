@@ -11,7 +11,7 @@ from pathlib import Path
 from google.protobuf import json_format
 
 from tidelane.cli.compute import add_compute_arguments
-from tidelane.cli.numbers import count, port
+from tidelane.cli.numbers import count, port, positive_seconds
 from tidelane.rpc import serving_pb2
 from tidelane.rpc.wire import objective_from_wire
 
@@ -63,6 +63,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default="auto",
         choices=("auto", "bf16", "fp8", "int8", "int4"),
         help="how KV is held below the device (%(default)s: bit for bit; the others round)",
+    )
+    add(
+        "--kv-idle-timeout",
+        type=positive_seconds,
+        metavar="SECONDS",
+        help="KV that nobody used for so long goes first when room is needed (1800)",
     )
     add(
         "--device",
@@ -122,6 +128,7 @@ def run(args: argparse.Namespace) -> int:
             kv_disk_bytes=args.kv_disk_memory,
             kv_disk_folder=args.kv_disk_folder,
             kv_dtype=args.kv_dtype,
+            kv_idle_timeout_s=args.kv_idle_timeout,
             queue_limit=args.queue_limit,
             log_level=args.log_level,
         )

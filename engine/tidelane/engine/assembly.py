@@ -28,6 +28,7 @@ from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.kv.keys import TokenNames
 from tidelane.engine.kv.layout import KVLayout
 from tidelane.engine.kv.moves import Mover
+from tidelane.engine.kv.retention import IDLE_TIMEOUT_S, ByServiceTier
 from tidelane.engine.lanes.cores import CpuLanes, leave_compute_to_lanes
 from tidelane.engine.lanes.green import widen_queues
 from tidelane.engine.lanes.partition import PartitionTable, partition_table
@@ -126,6 +127,7 @@ def assemble(
         objective=scheduling_objective(room.objective),
         estimates=compute.estimates,
         ended=window.add,
+        retention=lambda: ByServiceTier(config.kv_idle_timeout_s or IDLE_TIMEOUT_S, time.monotonic),
         names=TokenNames(kv_namespace(loaded.facts), layout.block_tokens) if compute.shares else None,
         host_slots=compute.below.host_slots,
         disk_slots=compute.below.disk_slots,

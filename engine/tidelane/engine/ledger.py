@@ -17,6 +17,7 @@ from tidelane.engine.estimation.passes import NO_WORK, PassWork, decode_work
 from tidelane.engine.execution.executor import Completion, Event, PrefillBack, PrefillLost, Sampled
 from tidelane.engine.kv.cache import Holding, KVCache
 from tidelane.engine.kv.moves import Fetch, Move
+from tidelane.engine.kv.retention import UNKNOWN, Retention
 from tidelane.engine.lanes.partition import PartitionTable
 from tidelane.engine.learning import Learner
 from tidelane.engine.request import FLEX_RANK, FinishReason, NewToken, Request
@@ -50,7 +51,8 @@ class Ledger:
     """`ended` hears of each request that ran to its end: its timeline (None: without a token) and its targets.
 
     `estimates` are where predictions start; what launches take corrects them. `fetch_s` predicts the fetch of so many
-    blocks from the disk. Without `names` no two sequences share a
+    blocks from the disk; `retention` makes what decides in a tier of the cache which blocks go. Without `names` no two
+    sequences share a
     block.
     """
 
@@ -65,6 +67,7 @@ class Ledger:
         objective: Objective,
         estimates: Estimates,
         ended: Callable[[Timeline | None, Slo], None],
+        retention: Callable[[], Retention],
         names: BlockNames | None = None,
         host_slots: int = 0,
         disk_slots: int = 0,
@@ -77,7 +80,7 @@ class Ledger:
         self._progress_s = 0.0  # when a launch last started or ended
         self.steps = 0  # launches that ended: decode steps and prefill slices
         self.flight = Flight()
-        self.pool = KVCache(blocks, host_slots, disk_slots)
+        self.pool = KVCache(blocks, host_slots, disk_slots, retention)
         self._table = table
         self._layers = layers
         self._block_tokens = block_tokens
@@ -402,7 +405,7 @@ class Ledger:
             sequence.settled = job.cached // self._block_tokens
             if sequence.found_at_first is None:
                 sequence.found_at_first = job.cached
-            sequence.holding = self.pool.hold(sequence.keys[: sequence.settled], sequence.turn or 1)
+            sequence.holding = self.pool.hold(sequence.keys[: sequence.settled], sequence.asker or UNKNOWN)
         # Not before each has what was found of it: room is made of what nobody holds.
         for sequence in sequences:
             self.pool.extend(sequence.holding, self._blocks_for(len(sequence.tokens) + 1))

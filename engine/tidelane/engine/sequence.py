@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from tidelane.engine.kv.cache import Holding
 from tidelane.engine.kv.keys import Key
+from tidelane.engine.kv.retention import Asker
 from tidelane.engine.request import FinishReason, NewToken, Request, TokenLogprob
 from tidelane.engine.scheduling.plan import Decoding, Prefilling, Priority
 from tidelane.engine.slo import Slo, Timeline
@@ -28,8 +29,8 @@ class Sequence:
     # have names.
     keys: list[Key] = field(default_factory=list)
     settled: int = 0
-    # Of its prompt in its conversation; None before it has been looked for in the cache.
-    turn: int | None = None
+    # For the cache; None before its prompt has been looked for there.
+    asker: Asker | None = None
     # Its last prefill gave it a token. By the numbers alone one that was found but for one token looks the same.
     decodes: bool = False
     # Tokens that were there when it was admitted, last and first.

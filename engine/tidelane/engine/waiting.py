@@ -10,6 +10,7 @@ from typing import Protocol
 from tidelane.engine.estimation.passes import PassWork, prefill_work
 from tidelane.engine.kv.cache import KVCache
 from tidelane.engine.kv.keys import Key
+from tidelane.engine.kv.retention import Asker
 from tidelane.engine.request import Request
 from tidelane.engine.scheduling.plan import Queued
 from tidelane.engine.sequence import Sequence
@@ -95,9 +96,9 @@ class WaitingLine:
             keys = self._findable(sequence, self._names)
             self._cache.present.follow(sequence.id, keys)
             self._cache.held.follow(sequence.id, keys)
-            if sequence.turn is None:  # not when it comes back: that is no turn
-                sequence.turn = self._cache.turns.next(keys)
-            coming = self._cache.want(keys, sequence.turn) if self._fetch_pays(sequence, keys) else set()
+            if sequence.asker is None:  # not when it comes back: that is no turn
+                sequence.asker = Asker(self._cache.turns.next(keys), sequence.request.tier.rank)
+            coming = self._cache.want(keys, sequence.asker) if self._fetch_pays(sequence, keys) else set()
             if coming:
                 self._coming[sequence.id] = coming
                 for key in coming:

@@ -194,8 +194,9 @@ def slo_status(slo: Slo, source: str) -> dict[str, Any]:
     return shown | {"percentile": slo.percentile, "source": source}
 
 
-_IGNORED: Final = ("idleTimeout", "prefetch")
+_IGNORED: Final = ("prefetch",)
 _BELOW_THE_DEVICE: Final = ("hostMemory", "nvme")
+_FOR_LATER_PROMPTS: Final = (*_BELOW_THE_DEVICE, "idleTimeout")
 _MODES_WITH_A_BORDER: Final = (ExecutionMode.LANES, ExecutionMode.AUTO)
 _SHARES: Final = ("minDecodeShare", "maxDecodeShare")
 
@@ -206,8 +207,8 @@ def _ignored(execution: Mapping[str, Any], kv_cache: Mapping[str, Any]) -> list[
     if mode not in _MODES_WITH_A_BORDER:
         found += [f"spec.execution.{name} ({mode} has no border to move)" for name in _SHARES if name in execution]
     if mode == ExecutionMode.DISAGGREGATED:
-        below = (name for name in _BELOW_THE_DEVICE if kv_cache.get(name))
-        found += [f"spec.kvCache.{name} ({mode} keeps no KV for later prompts)" for name in below]
+        later = (name for name in _FOR_LATER_PROMPTS if kv_cache.get(name))
+        found += [f"spec.kvCache.{name} ({mode} keeps no KV for later prompts)" for name in later]
     if kv_cache.get("dtype", "auto") != "auto" and not any(kv_cache.get(name) for name in _BELOW_THE_DEVICE):
         found.append("spec.kvCache.dtype (is of KV below the device: set hostMemory or nvme)")
     if mode == ExecutionMode.MIXED_BATCH and execution.get("lateRequests") == LateRequests.REFUSE:

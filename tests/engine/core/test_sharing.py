@@ -9,8 +9,9 @@ import pytest
 from tidelane.engine.channel import Tokens
 from tidelane.engine.estimation.estimates import Phase
 from tidelane.engine.estimation.passes import prefill_work
-from tidelane.engine.kv.keys import TokenNames, namespace
-from tidelane.engine.request import FinishReason, Request, Sampling
+from tidelane.engine.kv.keys import Key, TokenNames, namespace
+from tidelane.engine.kv.retention import IDLE_TIMEOUT_S, Asker
+from tidelane.engine.request import FinishReason, Request, Sampling, ServiceTier
 from tidelane.engine.scheduling.plan import Plan
 from tidelane.engine.sequence import Sequence
 from tidelane.engine.waiting import DISK_PATIENCE_S, TRIED_ANYWAY
@@ -282,3 +283,48 @@ def test_a_prompt_aborted_while_the_disk_works_for_it_leaves_nothing_behind() ->
     assert here.ledger.empty
     assert here.ledger.pool.still
     assert here.ledger.pool.free == here.ledger.pool.total
+
+
+def on_device(here: World, asked: Request) -> int:
+    """How many blocks of its prompt."""
+    keys: list[Key] = []
+    NAMES.extend(keys, asked, list(asked.prompt), len(asked.prompt) // 4)
+    return sum(key in here.ledger.pool.device for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("tiers", "idle_s", "left"),
+    [
+        ("default default default", 0.0, [0, 4, 4]),
+        ("default default flex", 0.0, [4, 4, 0]),
+        ("priority priority default", 0.0, [4, 4, 0]),
+        ("priority default default", 0.0, [4, 0, 4]),
+        ("priority default default", 2 * IDLE_TIMEOUT_S, [0, 4, 4]),
+    ],
+)
+def test_room_is_made_by_service_tier_of_what_has_not_timed_out(tiers: str, idle_s: float, left: list[int]) -> None:
+    here = world(blocks=16)
+    asked = [request(tier, 16, 1, first=1000 * at, tier=ServiceTier(tier)) for at, tier in enumerate(tiers.split(), 1)]
+    asked = [replace(each, id=f"{each.id} {at}") for at, each in enumerate(asked)]
+    for each in asked:
+        here.submit(each)
+        here.run()
+        here.clock.now_s += idle_s if each is asked[0] else 0.0
+    here.submit(request("crowd", 28, 1, first=9000))
+    here.run()
+    assert here.ledger.pool.device.evictions == 4
+    assert [on_device(here, each) for each in asked] == left
+
+
+def test_who_comes_back_after_losing_its_place_is_of_the_same_turn() -> None:
+    here = world(blocks=12)
+    here.submit(request("first", 20, 20, arrival_s=0.1), request("late", 20, 24, first=100, arrival_s=0.2))
+    here.turn()
+    late = here.ledger.sequences["late"]
+    assert late.asker == Asker(1, 1)
+    here.run()
+    assert here.ledger.preemptions == 1
+    assert late.asker == Asker(1, 1)
+    here.submit(request("on", 44, 1, first=100), request("again", 20, 1, first=100))
+    here.turn()
+    assert [here.ledger.sequences[name].asker for name in ("on", "again")] == [Asker(2, 1), Asker(1, 1)]

@@ -16,6 +16,7 @@ from tidelane.engine.execution.executor import Completion, Event, PrefillBack, P
 from tidelane.engine.execution.watched import WatchedExecutor, WatchedMover
 from tidelane.engine.kv.canary import Canary
 from tidelane.engine.kv.moves import Fetch, Load, Move, NoMover
+from tidelane.engine.kv.retention import IDLE_TIMEOUT_S, ByServiceTier
 from tidelane.engine.lanes.partition import Partition, PartitionTable, partition_table
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.loop import Loop
@@ -252,6 +253,7 @@ class World:
             objective=objective or Objective(SLO),
             estimates=true_estimates(units, layers),
             ended=lambda timeline, slo: self.ended.append((timeline, slo)),
+            retention=lambda: ByServiceTier(IDLE_TIMEOUT_S, self.clock),
             names=names,
             host_slots=host_slots,
             disk_slots=disk_slots,

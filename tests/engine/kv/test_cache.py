@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from tidelane.engine.kv.cache import Holding, KVCache
 from tidelane.engine.kv.keys import Key
 from tidelane.engine.kv.moves import Move
-from tidelane.engine.kv.retention import LeastRecentlyUsed, LongerByTurn, Retention
+from tidelane.engine.kv.retention import UNKNOWN, Asker, ByServiceTier, LeastRecentlyUsed, LongerByTurn, Retention
 
 from .movers import HandMover
 
@@ -18,6 +19,11 @@ from .movers import HandMover
 def keys_of(path: str) -> list[Key]:
     """Those of the blocks of a chain: each is named by the path to it."""
     return [path[: n + 1].encode() for n in range(len(path))]
+
+
+def timed() -> ByServiceTier:
+    """By a clock that ticks when it is looked at, and a time-out of some ticks."""
+    return ByServiceTier(4.0, itertools.count(0.0).__next__)
 
 
 class World:
@@ -40,14 +46,14 @@ class World:
         self.cache.present.leave("probe")
         return found
 
-    def start(self, name: str, path: str) -> None:
+    def start(self, name: str, path: str, rank: int = 1) -> None:
         """One block more than the path is long, as a sequence has that goes on."""
         keys = keys_of(path)[: self.found(path)]
         held = self.cache.held.follow("probe", keys)
         self.cache.held.leave("probe")
         if len(path) + 1 - held > self.cache.free:
             return
-        holding = self.holdings[name] = self.cache.hold(keys, self.cache.turns.next(keys_of(path)))
+        holding = self.holdings[name] = self.cache.hold(keys, Asker(self.cache.turns.next(keys_of(path)), rank))
         self.paths[name] = path
         self.cache.extend(holding, len(path) + 1)
         for block in holding.blocks[len(keys) :]:
@@ -71,7 +77,7 @@ class World:
         del self.paths[name]
 
     def want(self, path: str) -> set[Key]:
-        coming = self.cache.want(keys_of(path), 1)
+        coming = self.cache.want(keys_of(path), UNKNOWN)
         self.mover.start(self.cache.take_moves())
         return coming
 
@@ -160,7 +166,7 @@ STEPS = st.tuples(
     st.integers(5, 14),
     st.integers(0, 8),
     st.integers(0, 12),
-    st.sampled_from([LeastRecentlyUsed, LongerByTurn]),
+    st.sampled_from([LeastRecentlyUsed, LongerByTurn, timed]),
     st.lists(STEPS, max_size=100),
 )
 def test_nobody_reads_what_is_not_his(
@@ -172,7 +178,7 @@ def test_nobody_reads_what_is_not_his(
         there = name in world.holdings
         match action:
             case "start" if not there:
-                world.start(name, path)
+                world.start(name, path, len(path) % 3)
             case "compute" if there:
                 world.compute(name)
             case "end" if there:
@@ -390,6 +396,23 @@ def test_what_was_used_by_itself_since_outlasts_what_stood_behind_it() -> None:
             run(world, "short", "aa")
         run(world, "new", "cd")
         assert [key in world.cache.host for key in (*keys_of("aab"), b"b")] == [True, again, False, not again]
+
+
+def test_what_stood_before_something_goes_when_that_would_have() -> None:
+    world = World(blocks=12, slots=3)
+    for name, path in enumerate(("a", "ab", "c", "d", "e")):
+        run(world, str(name), path)
+    # "ab", of a second turn, made room for "d". At the turn and time of that, "a" now stays longer than "c".
+    assert [path for path in ("a", "ab", "c", "d", "e") if path.encode() in world.cache.host] == ["a", "d", "e"]
+
+
+def test_of_what_an_earlier_process_left_a_chain_goes_whole_before_the_next_loses_its_end() -> None:
+    world = World(blocks=12, slots=0, disk_slots=4)
+    disk = world.cache.disk
+    disk.restore({0: (b"a", b""), 1: (b"ab", b"a"), 2: (b"b", b""), 3: (b"ba", b"b")})
+    for key in (b"c", b"d"):
+        assert disk.reserve(b"", key, UNKNOWN) is not None
+    assert [key for key in (b"a", b"ab", b"b", b"ba") if key in disk] == [b"b", b"ba"]
 
 
 def test_a_write_that_failed_does_not_make_what_it_stands_behind_go_first() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -12,12 +13,25 @@ from hypothesis import strategies as st
 from tidelane.engine.kv.blocks import OutOfBlocks
 from tidelane.engine.kv.device_blocks import DeviceBlocks
 from tidelane.engine.kv.keys import Key
-from tidelane.engine.kv.retention import MOST_TURNS, LeastRecentlyUsed, LongerByTurn, Retention
+from tidelane.engine.kv.retention import (
+    MOST_TURNS,
+    UNKNOWN,
+    Asker,
+    ByServiceTier,
+    LeastRecentlyUsed,
+    LongerByTurn,
+    Retention,
+)
 
 
 def keys_of(path: str) -> list[Key]:
     """Those of the blocks of a chain: each is named by the path to it."""
     return [path[: n + 1].encode() for n in range(len(path))]
+
+
+def timed() -> ByServiceTier:
+    """By a clock that ticks when it is looked at, and a time-out of some ticks."""
+    return ByServiceTier(4.0, itertools.count(0.0).__next__)
 
 
 class Books:
@@ -29,18 +43,18 @@ class Books:
         self.blocks: dict[str, list[int]] = {}
         self.paths: dict[str, str] = {}
         self.named: dict[str, int] = {}
-        self.turns: dict[str, int] = {}
+        self.askers: dict[str, Asker] = {}
         self.contents: dict[int, Key] = {}
 
     def found(self, path: str) -> int:
         keys = keys_of(path)
         return next((n for n, key in enumerate(keys) if key not in self.pool), len(keys))
 
-    def start(self, name: str, path: str, turn: int = 1) -> None:
+    def start(self, name: str, path: str, by: Asker = UNKNOWN) -> None:
         found = self.found(path)
-        self.blocks[name] = self.pool.take(keys_of(path)[:found], turn)
+        self.blocks[name] = self.pool.take(keys_of(path)[:found], by)
         self.blocks[name] += self.pool.allocate(len(path) - found)
-        self.paths[name], self.named[name], self.turns[name] = path, found, turn
+        self.paths[name], self.named[name], self.askers[name] = path, found, by
 
     def compute(self, name: str) -> None:
         """The next of its blocks is full."""
@@ -49,41 +63,41 @@ class Books:
             return
         block = self.blocks[name][at]
         self.contents[block] = keys[at]
-        named = self.pool.publish(keys[at], block, self.blocks[name][at - 1] if at else None, self.turns[name])
+        named = self.pool.publish(keys[at], block, self.blocks[name][at - 1] if at else None, self.askers[name])
         if named is not None:
             self.blocks[name][at] = named
             self.named[name] = at + 1
 
     def end(self, name: str) -> None:
         self.pool.release(self.blocks.pop(name))
-        del self.paths[name], self.named[name], self.turns[name]
+        del self.paths[name], self.named[name], self.askers[name]
 
 
 @settings(max_examples=300)
 @given(
     st.integers(4, 14),
-    st.sampled_from([LeastRecentlyUsed, LongerByTurn]),
+    st.sampled_from([LeastRecentlyUsed, LongerByTurn, timed]),
     st.lists(
         st.tuples(
             st.sampled_from(["start", "compute", "compute", "compute", "end", "spoil"]),
             st.integers(0, 3),
             st.text("ab", min_size=1, max_size=5),
-            st.integers(1, MOST_TURNS + 1),
+            st.builds(Asker, st.integers(1, MOST_TURNS + 1), st.integers(0, 2)),
         ),
         max_size=60,
     ),
 )
 def test_nobody_reads_what_another_wrote(
-    total: int, retention: Callable[[], Retention], steps: list[tuple[str, int, str, int]]
+    total: int, retention: Callable[[], Retention], steps: list[tuple[str, int, str, Asker]]
 ) -> None:
     books = Books(total, retention)
     pool = books.pool
-    for action, which, path, turn in steps:
+    for action, which, path, by in steps:
         name = str(which)
         if action == "start" and name not in books.blocks:
             needed = len(path)  # at most: those found idle must be counted, those held need not
             if needed <= pool.free:
-                books.start(name, path, turn)
+                books.start(name, path, by)
         elif action == "compute" and name in books.blocks:
             books.compute(name)
         elif action == "end" and name in books.blocks:
@@ -145,7 +159,7 @@ def test_conversations_that_have_gone_on_stay_longer() -> None:
     for turn in (1, 2):
         books = Books(9, LongerByTurn)
         for name, path, its in (("on", "aaa", turn), ("one", "bbb", 1), ("two", "ccc", 1)):
-            books.start(name, path, its)
+            books.start(name, path, Asker(its, 1))
             for _ in path:
                 books.compute(name)
             books.end(name)
@@ -153,6 +167,18 @@ def test_conversations_that_have_gone_on_stay_longer() -> None:
         books.pool.allocate(2)
         left.append([books.found(path) for path in ("aaa", "bbb", "ccc")])
     assert left == [[1, 3, 3], [3, 1, 3]]
+
+
+@pytest.mark.parametrize("later", [Asker(1, 1), Asker(2, 2), Asker(3, 2)])
+def test_a_beginning_counts_for_all_that_have_asked_for_it(later: Asker) -> None:
+    books = Books(2, lambda: ByServiceTier(1000.0, lambda: 0.0))
+    for name, path, by in (("first", "ab", Asker(2, 1)), ("later", "a", later)):
+        books.start(name, path, by)
+        for _ in path:
+            books.compute(name)
+        books.end(name)
+    books.pool.allocate(1)
+    assert books.here == {b"a"}
 
 
 def test_two_that_compute_the_same_end_up_with_one_block() -> None:
@@ -185,7 +211,7 @@ def test_no_more_is_given_than_there_is() -> None:
     blocks = pool.allocate(3)
     with pytest.raises(OutOfBlocks, match="2 blocks asked for, 1 of 4 free"):
         pool.allocate(2)
-    pool.publish(b"a", blocks[0], None, 1)
+    pool.publish(b"a", blocks[0], None, UNKNOWN)
     pool.release(blocks)
     with pytest.raises(ValueError, match=f"block {blocks[0]} is not held"):
         pool.release(blocks[:1])

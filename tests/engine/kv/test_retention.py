@@ -10,8 +10,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidelane.engine.kv.keys import Key
-from tidelane.engine.kv.retention import MOST_TURNS, TURN_WEIGHT, LeastRecentlyUsed, LongerByTurn, Retention, Use
+from tidelane.engine.kv.retention import (
+    MOST_TURNS,
+    TURN_WEIGHT,
+    Asker,
+    ByServiceTier,
+    LeastRecentlyUsed,
+    LongerByTurn,
+    Retention,
+    Use,
+    UseTimes,
+)
 from tidelane.engine.kv.turns import Turns
+
+
+@dataclass
+class VirtualClock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 @dataclass
@@ -23,7 +41,7 @@ class Slow:
     blocks: list[tuple[Key, Use]] = field(default_factory=list)
 
     def add(self, key: Key, use: Use) -> None:
-        alike = [at for at, (_, other) in enumerate(self.blocks) if self.pace(other.turn) == self.pace(use.turn)]
+        alike = [at for at, (_, other) in enumerate(self.blocks) if self.pace(other.by.turn) == self.pace(use.by.turn)]
         if alike and use.at < self.blocks[alike[0]][1].at:
             self.blocks.insert(alike[0], (key, use))
         else:
@@ -35,7 +53,7 @@ class Slow:
     def victim(self, now: int) -> Key:
         firsts: dict[float, tuple[Key, Use]] = {}
         for key, use in self.blocks:
-            firsts.setdefault(self.pace(use.turn), (key, use))
+            firsts.setdefault(self.pace(use.by.turn), (key, use))
         # Of what has waited equally long the earlier turn goes.
         return max(((now + 1 - use.at) * pace, pace, key) for pace, (key, use) in firsts.items())[2]
 
@@ -66,7 +84,7 @@ def test_the_same_goes_first_as_by_looking_at_all(
         key = bytes([which])
         if action in ("add", "late") and key not in fast:
             now += 1
-            use = Use(turn, now if action == "add" else max(1, now - ago))
+            use = Use(Asker(turn, 1), now if action == "add" else max(1, now - ago))
             fast.add(key, use)
             slow.add(key, use)
         elif action == "remove" and key in fast:
@@ -83,13 +101,105 @@ def test_the_same_goes_first_as_by_looking_at_all(
 
 def test_a_later_turn_stays_longer_but_not_for_ever() -> None:
     blocks = LongerByTurn()
-    blocks.add(b"second", Use(2, 1))
-    blocks.add(b"first", Use(1, 2))
+    blocks.add(b"second", Use(Asker(2, 1), 1))
+    blocks.add(b"first", Use(Asker(1, 1), 2))
     assert blocks.victim(now=2) == b"second", "unused for two uses, at two thirds; the other for one"
     assert blocks.victim(now=4) == b"first", "for four at two thirds; the other for three"
     blocks.remove(b"first")
-    blocks.add(b"first", Use(1, 8))
+    blocks.add(b"first", Use(Asker(1, 1), 8))
     assert blocks.victim(now=10) == b"second"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["add", "add", "pass", "remove", "evict", "evict"]),
+            st.integers(0, 9),
+            st.builds(Asker, st.integers(1, 3), st.integers(0, 2)),
+            st.integers(1, 200),
+        ),
+        max_size=60,
+    )
+)
+def test_what_timed_out_goes_first_and_then_by_tier(steps: list[tuple[str, int, Asker, int]]) -> None:
+    clock = VirtualClock()
+    fast, slow, used_s, now = ByServiceTier(64.0, clock), list[tuple[Key, Use]](), [0.0], 0
+    for action, which, by, while_s in steps:
+        key = bytes([which])
+        if action == "add" and key not in fast:
+            now += 1
+            fast.add(key, Use(by, now))
+            slow.append((key, Use(by, now)))
+            used_s.append(clock.now_s)
+        elif action == "pass":
+            clock.now_s += while_s / 4
+        elif action == "remove" and key in fast:
+            fast.remove(key)
+            slow = [each for each in slow if each[0] != key]
+        elif action == "evict" and slow:
+            victim = fast.victim(now)
+            [use] = [use for key, use in slow if key == victim]
+            idle_s = clock.now_s - used_s[use.at]
+            # The time is known to a 64th.
+            surely = [each for _, each in slow if clock.now_s - used_s[each.at] >= 66.0]
+            maybe = [each for _, each in slow if clock.now_s - used_s[each.at] >= 64.0]
+            if surely:
+                assert idle_s >= 64.0
+                assert use.by.rank >= max(each.by.rank for each in surely)
+            elif not maybe:
+                assert use.by.rank == max(each.by.rank for _, each in slow)
+                ours = LongerByTurn()
+                for key, each in slow:
+                    if each.by.rank == use.by.rank:
+                        ours.add(key, each)
+                assert victim == ours.victim(now)
+            fast.remove(victim)
+            slow = [each for each in slow if each[0] != victim]
+        assert len(fast) == len(slow)
+
+
+def test_a_time_out_only_changes_who_goes_first() -> None:
+    clock = VirtualClock()
+    blocks = ByServiceTier(100.0, clock)
+    blocks.add(b"priority", Use(Asker(8, 0), 1))
+    clock.now_s = 60.0
+    blocks.add(b"flex", Use(Asker(1, 2), 2))
+    blocks.add(b"default", Use(Asker(1, 1), 3))
+    assert blocks.victim(3) == b"flex"
+    clock.now_s = 130.0
+    assert blocks.victim(3) == b"priority", (
+        "of the longest conversation, and of those served first, but unused too long"
+    )
+    assert len(blocks) == 3
+    clock.now_s = 170.0
+    assert blocks.victim(3) == b"flex", "all have timed out"
+    for _ in range(2):
+        blocks.remove(blocks.victim(3))
+    assert blocks.victim(3) == b"priority"
+
+
+def test_what_may_go_again_may_have_timed_out_long_ago() -> None:
+    clock = VirtualClock()
+    blocks = ByServiceTier(100.0, clock)
+    blocks.add(b"in use", Use(Asker(8, 0), 1))
+    blocks.remove(b"in use")
+    clock.now_s = 60.0
+    blocks.add(b"flex", Use(Asker(1, 2), 2))
+    clock.now_s = 130.0
+    assert blocks.victim(2) == b"flex"
+    blocks.add(b"in use", Use(Asker(8, 0), 1))
+    assert blocks.victim(2) == b"in use"
+
+
+def test_of_many_uses_few_times_are_kept() -> None:
+    clock = VirtualClock()
+    times = UseTimes(64.0, clock)
+    for at in range(1, 2001):
+        clock.now_s += 0.25
+        times.note(at)
+        # Four uses a second; of one part nothing is known yet.
+        assert at - 66 * 4 <= times.timed_out() <= max(0, at - 64 * 4)
+        assert len(times) <= 66
 
 
 def test_a_turn_is_one_more_than_that_which_it_goes_on_from() -> None:

@@ -26,6 +26,7 @@ from tidelane.engine.kv.host_copier import HostCopier
 from tidelane.engine.kv.host_memory import HostMemory
 from tidelane.engine.kv.mover import CopyingMover
 from tidelane.engine.kv.moves import Mover
+from tidelane.engine.kv.retention import IDLE_TIMEOUT_S, ByServiceTier
 from tidelane.engine.kv.traffic import Traffic
 from tidelane.engine.lanes.cores import CpuLanes, leave_compute_to_lanes
 from tidelane.engine.lanes.partition import PartitionTable, partition_table
@@ -155,6 +156,7 @@ class InProcessEngine:
             objective=objective or Objective(LOOSE_SLO),
             estimates=estimates,
             ended=self._note_end,
+            retention=lambda: ByServiceTier(IDLE_TIMEOUT_S, clock),
             names=names,
             host_slots=below.host_slots,
             disk_slots=below.disk_slots,

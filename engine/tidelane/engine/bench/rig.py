@@ -12,6 +12,7 @@ from tidelane.engine.channel import AboutRequest, Refused, Submit, ToFront, Toke
 from tidelane.engine.estimation.estimates import Estimates
 from tidelane.engine.execution.executor import Executor
 from tidelane.engine.kv.moves import NoMover
+from tidelane.engine.kv.retention import LeastRecentlyUsed
 from tidelane.engine.lanes.partition import PartitionTable
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.loop import Loop
@@ -82,6 +83,7 @@ class Rig:
             objective=objective,
             estimates=estimates,
             ended=lambda timeline, slo: self.ended.append((timeline, slo)),
+            retention=LeastRecentlyUsed,  # it has no names, so nothing is kept
         )
         self.executor = make_executor(self.ledger.sequences, self.wakeup.notify)
         self.usage = Usage(table.units, clock())

@@ -14,7 +14,7 @@ from tidelane.engine.kv.device_blocks import DeviceBlocks
 from tidelane.engine.kv.frontier import Frontier
 from tidelane.engine.kv.keys import Key
 from tidelane.engine.kv.moves import Arrival, Fetch, Load, Move, Spill, Store
-from tidelane.engine.kv.retention import LongerByTurn, Retention
+from tidelane.engine.kv.retention import UNKNOWN, Asker, Retention
 from tidelane.engine.kv.slot_blocks import SlotBlocks
 from tidelane.engine.kv.turns import Turns
 
@@ -26,8 +26,8 @@ class Holding(msgspec.Struct):
     """The device blocks of one sequence, in the order of its tokens; the first of them have the names `keys`.
 
     `wanted` are names found below the device, whose blocks come next. `arrivals` are under way, or lost, for it or for
-    others before. While it has `moves`, its blocks are copied from or to, and stay though it is `given_up`. `turn` is
-    that of its prompt in the conversation.
+    others before. While it has `moves`, its blocks are copied from or to, and stay though it is `given_up`. `by` is
+    the prompt that it is for.
     """
 
     blocks: list[int] = []
@@ -36,7 +36,7 @@ class Holding(msgspec.Struct):
     arrivals: tuple[Arrival, ...] = ()
     moves: int = 0
     given_up: bool = False
-    turn: int = 1
+    by: Asker = UNKNOWN
 
 
 def _unheard(_: Key) -> None:
@@ -51,15 +51,16 @@ class KVCache:
     device, since a sequence holds it. What is on the disk alone is not present: it has to be fetched to host memory
     first, where what came from the disk wrong, or not at all, is just not there.
 
-    `retention` decides in each tier what goes when room is needed, by turns of conversations, which `turns` tells.
+    `retention` decides in each tier what goes when room is needed, by askers; `turns` tells which turn of its
+    conversation a prompt is.
     """
 
     def __init__(
         self,
         blocks: int,
-        host_slots: int = 0,
-        disk_slots: int = 0,
-        retention: Callable[[], Retention] = LongerByTurn,
+        host_slots: int,
+        disk_slots: int,
+        retention: Callable[[], Retention],
     ) -> None:
         self.device = DeviceBlocks(blocks, self._came_to_device, self._left_device, retention())
         self.host = SlotBlocks(host_slots, self._came_to_host, self._left_host, retention())
@@ -90,14 +91,14 @@ class KVCache:
         """Nothing is on its way."""
         return not self._owners
 
-    def hold(self, keys: Sequence[Key], turn: int) -> Holding:
-        """What is there of the chain `keys`, all of which `present` has found, for a prompt of this turn. What is below
+    def hold(self, keys: Sequence[Key], by: Asker) -> Holding:
+        """What is there of the chain `keys`, all of which `present` has found, for such a prompt. What is below
         the device comes with the blocks that `extend` finds room for."""
         here = next((at for at, key in enumerate(keys) if key not in self.device), len(keys))
         wanted = tuple(keys[here:])
         self.host.read(wanted)
         arrivals = self._under_way(keys[:here])
-        return Holding(self.device.take(keys[:here], turn), list(keys), wanted, arrivals, turn=turn)
+        return Holding(self.device.take(keys[:here], by), list(keys), wanted, arrivals, by=by)
 
     def extend(self, holding: Holding, blocks: int) -> None:
         """More device blocks, up to so many. Raises OutOfBlocks."""
@@ -112,7 +113,7 @@ class KVCache:
         """The first block of `holding` that has no name is full, and gets this one; unless those before have lost
         theirs."""
         at = len(holding.keys)
-        block = self.device.publish(key, holding.blocks[at], holding.blocks[at - 1] if at else None, holding.turn)
+        block = self.device.publish(key, holding.blocks[at], holding.blocks[at - 1] if at else None, holding.by)
         if block is None:
             return
         if block != holding.blocks[at]:
@@ -121,14 +122,14 @@ class KVCache:
         parent = holding.keys[-1] if holding.keys else b""
         holding.keys.append(key)
         if self.host.total:
-            slot = self.host.reserve(parent, key, holding.turn)
+            slot = self.host.reserve(parent, key, holding.by)
             if slot is not None:
                 self._start(Store(next(self._numbers), key, block, slot), holding)
 
     def give_up(self, holding: Holding) -> None:
         holding.given_up = True
-        self.host.used(holding.keys, holding.turn)
-        self.disk.used(holding.keys, holding.turn)
+        self.host.used(holding.keys, holding.by)
+        self.disk.used(holding.keys, holding.by)
         if holding.wanted:
             self.host.was_read(holding.wanted)
             holding.wanted = ()
@@ -154,8 +155,8 @@ class KVCache:
         here = next((at for at, key in enumerate(keys) if not self._is_present(key)), len(keys))
         return sum(1 for _ in takewhile(self.disk.__contains__, keys[here:]))
 
-    def want(self, keys: Sequence[Key], turn: int) -> set[Key]:
-        """Fetch for a prompt of this turn what of the chain `keys` is on the disk alone, as far as host memory takes
+    def want(self, keys: Sequence[Key], by: Asker) -> set[Key]:
+        """Fetch for such a prompt what of the chain `keys` is on the disk alone, as far as host memory takes
         it. What is to come."""
         coming: set[Key] = set()
         here = next((at for at, key in enumerate(keys) if not self._is_present(key)), len(keys))
@@ -164,7 +165,7 @@ class KVCache:
         parent = b""
         for key in keys:  # from the first: what is behind another comes to host memory only together with that
             if not self.host.knows(key):
-                slot = self.host.reserve(parent, key, turn) if key in self.disk else None
+                slot = self.host.reserve(parent, key, by) if key in self.disk else None
                 if slot is None:
                     break
                 self.disk.read((key,))
@@ -214,7 +215,7 @@ class KVCache:
         """Device blocks for what was found below; those that others have fetched meanwhile are shared."""
         wanted, holding.wanted = holding.wanted, ()
         here = next((at for at, key in enumerate(wanted) if key not in self.device), len(wanted))
-        holding.blocks += self.device.take(wanted[:here], holding.turn)
+        holding.blocks += self.device.take(wanted[:here], holding.by)
         holding.arrivals += self._under_way(wanted[:here])
         self.host.was_read(wanted[:here])
         missing = wanted[here:]
@@ -224,7 +225,7 @@ class KVCache:
         last = holding.blocks[-1] if holding.blocks else None
         blocks = self.device.allocate(len(missing), after=last)
         for before, key, block in zip((last, *blocks), missing, blocks, strict=False):
-            self.device.publish(key, block, before, holding.turn)
+            self.device.publish(key, block, before, holding.by)
             self._arriving[key] = arrival
         holding.blocks += blocks
         holding.arrivals += (arrival,)
@@ -236,7 +237,7 @@ class KVCache:
         if not self.disk.total or key not in self.host:
             return
         parent = self.host.before(key)
-        slot = self.disk.reserve(parent, key, self.host.turn(key))
+        slot = self.disk.reserve(parent, key, self.host.asked_by(key))
         if slot is not None:
             self.host.read((key,))
             (source,) = self.host.slots((key,))

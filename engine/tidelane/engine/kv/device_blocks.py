@@ -10,18 +10,18 @@ import msgspec
 from tidelane.engine.kv.blocks import BlockPool, OutOfBlocks
 from tidelane.engine.kv.frontier import Frontier
 from tidelane.engine.kv.keys import Key
-from tidelane.engine.kv.retention import Retention, Use
+from tidelane.engine.kv.retention import Asker, Retention, Use
 
 
 class _Named(msgspec.Struct):
-    """What is in a block, and how many sequences hold it; with none it is idle. `turn` is the latest of those that
-    have held it."""
+    """What is in a block, and how many sequences hold it; with none it is idle. `asked_by` is all
+    that have held it."""
 
     key: Key
     parent: Key
     block: int
     holders: int
-    turn: int
+    asked_by: Asker
 
 
 class DeviceBlocks:
@@ -73,21 +73,20 @@ class DeviceBlocks:
             self._evict()
         return self._pool.allocate(count, after=after)
 
-    def take(self, keys: Sequence[Key], turn: int) -> list[int]:
-        """Hold the blocks of these names, the first of a chain, which are all here, for a prompt of this turn of its
-        conversation."""
+    def take(self, keys: Sequence[Key], by: Asker) -> list[int]:
+        """Hold the blocks of these names, the first of a chain, which are all here, for such a prompt."""
         blocks = []
         for key in keys:
             named = self._by_key[key]
             named.holders += 1
-            named.turn = max(named.turn, turn)
+            named.asked_by = named.asked_by.joined(by)
             blocks.append(named.block)
             if named.holders == 1:
                 self._idle.remove(key)
                 self.held.rose(key)
         return blocks
 
-    def publish(self, key: Key, block: int, before: int | None, turn: int) -> int | None:
+    def publish(self, key: Key, block: int, before: int | None, by: Asker) -> int | None:
         """`block`, which one sequence holds behind block `before`, is written and gets a name. The block to hold from
         now on: another, if it is here under this name already. None, and nothing happens, if `before` has lost its
         name: then this one was computed from what must not be used again."""
@@ -100,8 +99,8 @@ class DeviceBlocks:
         named = self._by_key.get(key)
         if named is not None:
             self._pool.release((block,))
-            return self.take((key,), turn)[0]
-        self._by_key[key] = self._by_block[block] = _Named(key, parent, block, 1, turn)
+            return self.take((key,), by)[0]
+        self._by_key[key] = self._by_block[block] = _Named(key, parent, block, 1, by)
         self._came(key)
         self.held.rose(key)
         return block
@@ -121,7 +120,7 @@ class DeviceBlocks:
                 continue
             if self._by_key.get(named.key) is named:
                 self.held.fell(named.key)
-                self._idle.add(named.key, Use(named.turn, self._uses))
+                self._idle.add(named.key, Use(named.asked_by, self._uses))
             else:
                 self._free(named)
 

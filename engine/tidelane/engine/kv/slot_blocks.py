@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from tidelane.engine.kv.keys import Key
-from tidelane.engine.kv.retention import Retention, Use
+from tidelane.engine.kv.retention import UNKNOWN, Asker, Retention, Use
 
 
 class _Slot(msgspec.Struct):
@@ -69,7 +69,7 @@ class SlotBlocks:
                 continue
             taken.add(number)
             self._uses += 1  # one for each, so that a chain goes whole before the next loses its end
-            self._slots[key] = slot = _Slot(key, parent, number, Use(1, self._uses), ready=True, there=True)
+            self._slots[key] = slot = _Slot(key, parent, number, Use(UNKNOWN, self._uses), ready=True, there=True)
             before = self._slots.get(parent)
             if before is not None:
                 before.behind += 1
@@ -79,8 +79,8 @@ class SlotBlocks:
             chains += [(key, *follower) for follower in behind[key]]
         self._free = [number for number in self._free if number not in taken]
 
-    def reserve(self, parent: Key, key: Key, turn: int) -> int | None:
-        """A slot to write the block to, for a prompt of this turn of its conversation. None if it is here or on its
+    def reserve(self, parent: Key, key: Key, by: Asker) -> int | None:
+        """A slot to write the block to, for such a prompt. None if it is here or on its
         way, or if there is no place for it: what it stands behind is not here (`parent`, empty for the first of a
         chain), or all slots are in use."""
         before = self._slots.get(parent)
@@ -93,7 +93,7 @@ class SlotBlocks:
             self._leave(before, None)
             return None
         number = self._free.pop()
-        self._slots[key] = _Slot(key, parent, number, Use(turn, self._uses))
+        self._slots[key] = _Slot(key, parent, number, Use(by, self._uses))
         return number
 
     def written(self, key: Key, *, well: bool) -> None:
@@ -129,9 +129,9 @@ class SlotBlocks:
         """The name before this one, which is here."""
         return self._slots[key].parent
 
-    def turn(self, key: Key) -> int:
-        """The latest for which this one, which is here, is known to have been needed."""
-        return self._slots[key].use.turn
+    def asked_by(self, key: Key) -> Asker:
+        """Who is known to have needed this one, which is here."""
+        return self._slots[key].use.by
 
     def knows(self, key: Key) -> bool:
         """Whether it is here, or will be once what is being written has been."""
@@ -152,13 +152,13 @@ class SlotBlocks:
             self._settle(slot)
         self._clear()
 
-    def used(self, keys: Sequence[Key], turn: int) -> None:
-        """A prompt of this turn of its conversation had use for this chain."""
+    def used(self, keys: Sequence[Key], by: Asker) -> None:
+        """Such a prompt had use for this chain."""
         self._uses += 1
         last = next((key for key in reversed(keys) if key in self._slots), None)
         if last is not None:
             slot = self._slots[last]
-            slot.use = slot.use.or_later(Use(turn, self._uses))
+            slot.use = slot.use.or_later(Use(by, self._uses))
             if last in self._ends:
                 self._ends.remove(last)
                 self._ends.add(last, slot.use)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from tidelane.engine.kv.moves import NoMover
+from tidelane.engine.kv.retention import IDLE_TIMEOUT_S, ByServiceTier
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.loop import Loop
 from tidelane.engine.request import Request
@@ -62,6 +63,7 @@ class VirtualEngine:
             objective=objective,
             estimates=machine.believed,
             ended=_unheard,
+            retention=lambda: ByServiceTier(IDLE_TIMEOUT_S, clock),
             names=self._names,
             host_slots=machine.tiers.host_slots,
             disk_slots=machine.tiers.disk_slots,
