@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,3 +68,18 @@ def test_a_history_that_the_model_cannot_hold(tiny_model: Path, capsys: pytest.C
         "tidelane kv-bench: a history of 4090 tokens and a turn of 61 do not fit the model's context of 4096: "
         "ask for a shorter history"
     )
+
+
+@pytest.mark.slow
+def test_sigterm_leaves_nothing_on_the_disk(tiny_model: Path, tmp_path: Path) -> None:
+    words = ("kv-bench", "--model", f"file://{tiny_model}", "--folder", str(tmp_path), "--rounds", "100000")
+    command = [sys.executable, "-m", "tidelane.cli.main", *words, "--history-tokens", "160"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any(line.startswith("Turns of a conversation, round 1 ") for line in process.stderr)
+        assert list(tmp_path.iterdir())
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "Traceback" not in told
+    assert not list(tmp_path.iterdir())

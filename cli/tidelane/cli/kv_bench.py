@@ -8,8 +8,11 @@ import json
 import os
 import platform
 import shlex
+import signal
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     )
     sizes = Sizes(history_tokens=args.history_tokens, rounds=args.rounds, steps=args.steps)
     try:
-        with Meter(Console(stderr=True), "Loading the model") as meter:
+        with _ended_by_sigterm(), Meter(Console(stderr=True), "Loading the model") as meter:
             report = measure(config, sizes, args.folder, meter.tell)
         if args.json is not None:
             _write(args, report)
@@ -97,6 +100,20 @@ def run(args: argparse.Namespace) -> int:
     for line in report.notes:
         console.print(line, markup=False, highlight=False)
     return 0
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM, too, lets all that is under way end: what was written to the disk is deleted again."""
+
+    def end(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    former = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -27,6 +27,7 @@ SETTING = Setting(
     direct=True,
     token_bytes=LAYOUT.token_bytes,
     block_tokens=LAYOUT.block_tokens,
+    load_average=0.25,
 )
 TURNS = Turns(
     {
@@ -73,7 +74,11 @@ def test_notes_count_what_was_met_and_say_if_no_disk_was_measured() -> None:
         "builtin://some in float32: a history of 4000 tokens, 12 MB of KV, and 60 new ones; medians of 3 rounds or "
         "more."
     )
-    assert rest == ["p99 between steps: 4 streams.", "2 of 3 targets met."]
+    assert rest == [
+        "p99 between steps: 4 streams.",
+        "Load average before it began: 0.2, on 2 cores.",
+        "2 of 3 targets met.",
+    ]
     cached = replace(REPORT, setting=replace(SETTING, direct=False, file_system="tmpfs"))
     (told,) = [line for line in cached.notes if line not in REPORT.notes]
     assert told.startswith(

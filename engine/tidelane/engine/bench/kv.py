@@ -35,6 +35,7 @@ def measure(config: ComputeConfig, sizes: Sizes, folder: Path, tell: Callable[[s
     OSError if the disk fails.
     """
     leave_compute_to_lanes()
+    load_average, _, _ = os.getloadavg()
     loaded = load(
         resolve(config.model, config.model_store, tell), config.dtype, config.max_context_tokens, torch.device("cpu")
     )
@@ -61,6 +62,7 @@ def measure(config: ComputeConfig, sizes: Sizes, folder: Path, tell: Callable[[s
         direct=direct,
         token_bytes=facts.kv_layout.token_bytes,
         block_tokens=facts.kv_layout.block_tokens,
+        load_average=load_average,
     )
     return KvReport(setting, sizes, (*found.ratios(), loads, fetches, beside))
 

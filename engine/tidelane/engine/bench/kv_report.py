@@ -29,7 +29,8 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """On what it was measured. `direct`: the disk was read past the page cache (O_DIRECT)."""
+    """On what it was measured. `direct`: the disk was read past the page cache (O_DIRECT). `load_average` is the
+    machine's over the minute before: what others ran there."""
 
     model: str
     dtype: str
@@ -40,6 +41,7 @@ class Setting:
     direct: bool
     token_bytes: int
     block_tokens: int
+    load_average: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class KvReport:
                 f"The file system ({self.setting.file_system}) takes no O_DIRECT: records and raw reads both went "
                 "through the page cache, so these are figures of memory, not of a disk."
             )
+        lines.append(f"Load average before it began: {setting.load_average:.1f}, on {len(setting.cores)} cores.")
         wanted = [each for ratio in self.ratios if (each := met(ratio)) is not None]
         lines.append(f"{sum(wanted)} of {len(wanted)} targets met.")
         return tuple(lines)
