@@ -6,7 +6,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from tidelane.engine.bench.ratio import Measured, Ratio
@@ -77,9 +76,7 @@ def met(ratio: Ratio) -> bool | None:
 
 
 def table(report: KvReport) -> Table:
-    made = Table(
-        title="KV below the device", title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False
-    )
+    made = Table(title="KV below the device", title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for column in ("", "over", "under", "ratio", "wanted", "met"):
         made.add_column(column, justify="right" if column in ("over", "under", "ratio") else "left", no_wrap=True)
     for ratio in report.ratios:

@@ -80,7 +80,7 @@ class Turns:
         recompute = Measured("computed", self.ttft_s[Place.NOWHERE], "s")
         wanted = {Place.DEVICE: None, Place.HOST: HOST_AT_LEAST, Place.DISK: DISK_AT_LEAST}
         return tuple(
-            Ratio(f"TTFT, KV {place}", recompute, Measured("found", self.ttft_s[place], "s"), least)
+            Ratio(f"TTFT, {place}", recompute, Measured("found", self.ttft_s[place], "s"), least)
             for place, least in wanted.items()
         )
 
