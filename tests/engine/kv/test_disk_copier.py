@@ -94,7 +94,7 @@ def test_another_process_finds_the_names_of_both(bench: Bench, tmp_path: Path) -
 def test_wrong_bytes_are_a_miss_each_and_the_disk_stays_in_use(bench: Bench) -> None:
     bench.run(Spill(0, A, b"", 2, 4))
     bench.pages.rates = FaultRates(wrong_data=1.0)
-    assert bench.run(*(Fetch(number, A, b"", 4, 1) for number in range(1, 6))) == [False] * 5
+    assert bench.run(*(Fetch(number, A, b"", 4, number) for number in range(1, 6))) == [False] * 5
     assert not bench.copier.gave_up
     bench.pages.rates = FaultRates()
     assert bench.run(Fetch(9, A, b"", 4, 1)) == [True]
