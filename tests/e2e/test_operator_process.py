@@ -205,7 +205,9 @@ def test_a_second_service_waits_for_room_and_gets_it(serving: OperatorRig) -> No
 def test_what_cannot_be_done_yet_is_told(rig: OperatorRig) -> None:
     rig.start_agent()
     rig.start_operator()
-    rig.apply(manifest(kvCache={"dtype": "int8"}))
+    wanted = manifest(scaling={"min": 1, "max": 2})
+    wanted["spec"].pop("replicas", None)
+    rig.apply(wanted)
     rig.until_condition("Stalled", "True", "NotSupportedYet")
     assert rig.journal("started") == []
 

@@ -110,7 +110,8 @@ def turns(loaded: LoadedModel, cores: Sequence[int], sizes: Sizes, folder: Path,
             below.mover.close()
             raise CannotServe(f"no KV can be kept in {folder}; name another folder")
         heard.mover = below.mover
-        return replace(below, mover=heard)
+        # Without the size of a record no fetch is predicted to take time: a slow disk is to be measured, not avoided.
+        return replace(below, mover=heard, record_bytes=0)
 
     with InProcessEngine(
         loaded,
