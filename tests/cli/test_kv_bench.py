@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from engine.core.models import save
-from tidelane.cli import main
+from tidelane.cli import kv_bench, main
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,22 @@ def test_every_figure_is_told_and_nothing_stays_on_the_disk(
     assert plain["command"].startswith("tidelane kv-bench --model file://")
     told = capsys.readouterr().out
     assert told.count("NO") == sum(ratio["met"] is False for ratio in plain["ratios"])
+
+
+@pytest.mark.slow
+def test_figures_that_cannot_be_written_are_shown(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(kv_bench, "write_whole", full)
+    sizes = ("--history-tokens", "160", "--rounds", "2", "--steps", "5")
+    words = ("--model", f"file://{tiny_model}", "--folder", str(tmp_path), *sizes, "--json", str(tmp_path / "a.json"))
+    assert main.main(["kv-bench", *words]) == 1
+    told = capsys.readouterr()
+    assert "loads over memcpy" in told.out
+    assert "the figures above could not be written: [Errno 28] No space left on device" in told.err
 
 
 @pytest.mark.slow

@@ -179,6 +179,12 @@ def test_plan(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
         ("simulate", "--sweep --rates 1,two", "--rates: 'two' must be a number above 0"),
         ("simulate", "--sweep --rate 2", "--rate: is for one rate alone"),
         ("simulate", "--kv-tokens 9", "--kv-tokens: is known of a GPU"),
+        ("simulate", "--kv-disk-memory 1Ti", "--kv-disk-memory: has no effect without --kv-host-memory"),
+        ("plan", "--kv-host-rate 50", "--kv-host-rate: has no effect without --kv-host-memory"),
+        ("simulate", "--kv-host-memory 9Gi --kv-disk-rate 7", "--kv-disk-rate: has no effect without --kv-disk-memory"),
+        ("simulate", "--kv-host-memory 9Gib", "--kv-host-memory: '9Gib' is no amount of memory such as 8Gi"),
+        ("simulate", "--kv-host-memory 1Ki", "host memory for KV of 1024 bytes has no room for a block"),
+        ("simulate", "--kv-host-memory 9Gi --kv-host-rate 0", "--kv-host-rate: '0' must be a number above 0"),
         ("simulate", "--profile nowhere.json", "nowhere.json"),
         ("simulate", "--json /tmp", "--json: /tmp cannot be written: Is a directory"),
         (

@@ -198,6 +198,16 @@ class TestChangingTheSpec:
             assert world.condition("Ready") == ("True", "Serving")
             assert world.condition("FieldsIgnored") == ("True", "NotSupportedYet")
 
+    def test_where_no_kv_is_kept_for_later_prompts_all_that_would_steer_it_is_said_to_have_no_effect(
+        self, world: World
+    ) -> None:
+        wanted = {"hostMemory": "8Gi", "nvme": "64Gi", "dtype": "int8", "idleTimeout": "5m"}
+        world.edit(execution={"mode": "Disaggregated"}, kvCache=wanted)
+        serving(world)
+        [message] = [each["message"] for each in world.status["conditions"] if each["type"] == "FieldsIgnored"]
+        for name in wanted:
+            assert f"spec.kvCache.{name} (Disaggregated keeps no KV for later prompts)" in message
+
     @pytest.mark.parametrize(
         ("mode", "moves"),
         [

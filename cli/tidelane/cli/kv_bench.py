@@ -87,8 +87,6 @@ def run(args: argparse.Namespace) -> int:
     try:
         with _ended_by_sigterm(), Meter(Console(stderr=True), "Loading the model") as meter:
             report = measure(config, sizes, args.folder, meter.tell)
-        if args.json is not None:
-            _write(args, report)
     except CannotServe as error:
         print(f"tidelane kv-bench: {error}", file=sys.stderr)
         return 2
@@ -99,6 +97,12 @@ def run(args: argparse.Namespace) -> int:
     console.print(table(report))
     for line in report.notes:
         console.print(line, markup=False, highlight=False)
+    try:
+        if args.json is not None:
+            _write(args, report)
+    except OSError as error:
+        print(f"tidelane kv-bench: the figures above could not be written: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

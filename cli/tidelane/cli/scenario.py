@@ -21,7 +21,7 @@ from tidelane.engine.scheduling.policies import OrderName
 from tidelane.engine.sim.contestants import POLICIES
 from tidelane.engine.sim.machine import Machine, as_profiled, colocated, in_pairs, with_tiers
 from tidelane.engine.sim.scene import Scene
-from tidelane.engine.sim.tiers import TierSizes
+from tidelane.engine.sim.tiers import DISK_BYTES_PER_S, HOST_BYTES_PER_S, TierSizes
 from tidelane.operator.quantities import parse_memory
 
 
@@ -47,8 +47,8 @@ def add_scenario_arguments(parser: argparse.ArgumentParser) -> None:
     add("--kv-tokens", metavar="N", help="tokens that the KV cache holds; with --profile and without --gpu")
     add("--kv-host-memory", metavar="SIZE", help="host memory of each engine for KV, such as 256Gi (none)")
     add("--kv-disk-memory", metavar="SIZE", help="disk of each engine for KV that has no room there (none)")
-    add("--kv-host-rate", default="50", metavar="GB/S", help="between device and host memory, each way (%(default)s)")
-    add("--kv-disk-rate", default="7", metavar="GB/S", help="between host memory and disk, each way (%(default)s)")
+    add("--kv-host-rate", metavar="GB/S", help=f"between device and host memory, each way ({HOST_BYTES_PER_S / 1e9:g})")
+    add("--kv-disk-rate", metavar="GB/S", help=f"between host memory and disk, each way ({DISK_BYTES_PER_S / 1e9:g})")
     add(
         "--slo",
         metavar="TARGETS",
@@ -163,13 +163,23 @@ def _machine(args: argparse.Namespace, shape: ModelShape) -> tuple[Machine, str,
 
 
 def _tier_sizes(args: argparse.Namespace) -> TierSizes | None:
-    host_rate, disk_rate = number("--kv-host-rate", args.kv_host_rate), number("--kv-disk-rate", args.kv_disk_rate)
-    if args.kv_host_memory is None:
-        if args.kv_disk_memory is not None:
-            raise BadOption("--kv-disk-memory: KV comes to the disk by way of host memory: add --kv-host-memory")
+    given = {name: value for name, value in vars(args).items() if name.startswith("kv_") and value is not None}
+    for name, needed in (("disk_memory", "host_memory"), ("host_rate", "host_memory"), ("disk_rate", "disk_memory")):
+        if f"kv_{name}" in given and f"kv_{needed}" not in given:
+            option, other = (f"--kv-{each.replace('_', '-')}" for each in (name, needed))
+            raise BadOption(f"{option}: has no effect without {other}: add it, or leave this out")
+    if "kv_host_memory" not in given:
         return None
-    disk_bytes = 0 if args.kv_disk_memory is None else _bytes("--kv-disk-memory", args.kv_disk_memory)
-    return TierSizes(_bytes("--kv-host-memory", args.kv_host_memory), disk_bytes, host_rate * 1e9, disk_rate * 1e9)
+    return TierSizes(
+        host_bytes=_bytes("--kv-host-memory", given["kv_host_memory"]),
+        disk_bytes=_bytes("--kv-disk-memory", given.get("kv_disk_memory", "0")),
+        host_bytes_per_s=_rate("--kv-host-rate", given.get("kv_host_rate"), HOST_BYTES_PER_S),
+        disk_bytes_per_s=_rate("--kv-disk-rate", given.get("kv_disk_rate"), DISK_BYTES_PER_S),
+    )
+
+
+def _rate(option: str, text: str | None, default_bytes_per_s: float) -> float:
+    return default_bytes_per_s if text is None else number(option, text) * 1e9
 
 
 def _bytes(option: str, text: str) -> int:

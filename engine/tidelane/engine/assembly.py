@@ -199,10 +199,10 @@ def _on_cpu(config: ServeConfig, notify: Callable[[], None]) -> _Compute:
 
 def _apart(config: ServeConfig, notify: Callable[[], None]) -> _Compute:
     """Decode here, prefill in a child process, each on cores of its own."""
-    if config.kv_host_bytes or config.kv_disk_bytes:
+    if config.kv_host_bytes or config.kv_disk_bytes or config.kv_idle_timeout_s is not None:
         raise CannotServe(
             "execution mode Disaggregated keeps no KV for later prompts: "
-            "leave out --kv-host-memory and --kv-disk-memory"
+            "leave out --kv-host-memory, --kv-disk-memory and --kv-idle-timeout"
         )
     cores = Cores.split(config.cores or tuple(sorted(os.sched_getaffinity(0))))
     if config.profile is not None:

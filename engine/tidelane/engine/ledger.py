@@ -52,8 +52,7 @@ class Ledger:
 
     `estimates` are where predictions start; what launches take corrects them. `fetch_s` predicts the fetch of so many
     blocks from the disk; `retention` makes what decides in a tier of the cache which blocks go. Without `names` no two
-    sequences share a
-    block.
+    sequences share a block.
     """
 
     def __init__(

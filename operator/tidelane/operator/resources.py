@@ -209,8 +209,11 @@ def _ignored(execution: Mapping[str, Any], kv_cache: Mapping[str, Any]) -> list[
     if mode == ExecutionMode.DISAGGREGATED:
         later = (name for name in _FOR_LATER_PROMPTS if kv_cache.get(name))
         found += [f"spec.kvCache.{name} ({mode} keeps no KV for later prompts)" for name in later]
-    if kv_cache.get("dtype", "auto") != "auto" and not any(kv_cache.get(name) for name in _BELOW_THE_DEVICE):
-        found.append("spec.kvCache.dtype (is of KV below the device: set hostMemory or nvme)")
+    if kv_cache.get("dtype", "auto") != "auto":
+        if mode == ExecutionMode.DISAGGREGATED:
+            found.append(f"spec.kvCache.dtype ({mode} keeps no KV for later prompts)")
+        elif not any(kv_cache.get(name) for name in _BELOW_THE_DEVICE):
+            found.append("spec.kvCache.dtype (is of KV below the device: set hostMemory or nvme)")
     if mode == ExecutionMode.MIXED_BATCH and execution.get("lateRequests") == LateRequests.REFUSE:
         found.append(f"spec.execution.lateRequests ({mode} sets nobody aside)")
     return found

@@ -29,20 +29,16 @@ def front(tmp_path: Path) -> Iterator[Endpoint[ToLoop, ToFront]]:
         yield endpoint
 
 
+def desk_of(world: World, endpoint: Endpoint[ToFront, ToLoop], wakeup: Wakeup, room: ControlRoom) -> ChannelDesk:
+    window, status = LatencyWindow(world.clock), serving_pb2.EngineStatus()
+    return ChannelDesk(endpoint, wakeup, room, world.ledger, world.usage, Traffic(world.clock), window, status)
+
+
 def test_why_the_front_gave_up_is_why_the_engine_cannot_serve(front: Endpoint[ToLoop, ToFront], tmp_path: Path) -> None:
     world, wakeup = World(), Wakeup()
     room = ControlRoom(Objective(Slo(ttft_s=2, tpot_s=0.2), ExecutionMode.LANES), wakeup.notify)
     with closing(wakeup), closing(loop_end(str(tmp_path / "channel"))) as endpoint:
-        desk = ChannelDesk(
-            endpoint,
-            wakeup,
-            room,
-            world.ledger,
-            world.usage,
-            Traffic(world.clock),
-            LatencyWindow(world.clock),
-            serving_pb2.EngineStatus(),
-        )
+        desk = desk_of(world, endpoint, wakeup, room)
         front.send(FrontFailed("cannot load the model's tokenizer: no such file"))
         assert endpoint.incoming.poll(5000)
         with pytest.raises(CannotServe, match=r"^the HTTP front cannot load the model's tokenizer: no such file$"):
@@ -54,16 +50,7 @@ def test_what_becomes_of_late_requests_changes_without_a_restart(tmp_path: Path)
     serving = Objective(Slo(ttft_s=2, tpot_s=0.2), ExecutionMode.LANES)
     room = ControlRoom(serving, wakeup.notify)
     with closing(wakeup), closing(loop_end(str(tmp_path / "channel"))) as endpoint:
-        desk = ChannelDesk(
-            endpoint,
-            wakeup,
-            room,
-            world.ledger,
-            world.usage,
-            Traffic(world.clock),
-            LatencyWindow(world.clock),
-            serving_pb2.EngineStatus(),
-        )
+        desk = desk_of(world, endpoint, wakeup, room)
         desk.wait()
         assert not world.ledger.objective.refuse_late
         room.set_objective(replace(serving, late_requests=LateRequests.REFUSE))

@@ -9,10 +9,11 @@ from tidelane.engine.kv.keys import TokenNames, namespace
 from tidelane.engine.kv.moves import Fetch, Load, Move, Spill, Store
 from tidelane.engine.kv.traffic import Traffic
 from tidelane.engine.reports import heartbeat
+from tidelane.engine.sim.clock import VirtualClock
 from tidelane.engine.slo import Slo
 from tidelane.rpc.wire import ExecutionMode, Objective
 
-from .virtual import VirtualClock, World, request
+from .virtual import World, request
 
 FIGURES = ("kv_moved_blocks_total", "kv_moved_bytes_total", "kv_moving_seconds_total", "kv_failed_moves_total")
 

@@ -3,11 +3,10 @@ from __future__ import annotations
 import pytest
 
 from tidelane.engine.scheduling.plan import DecodeBatch, Flight, PrefillSlice, Span
+from tidelane.engine.sim.clock import VirtualClock
 from tidelane.engine.slo import Attainment, Slo, Timeline, percentile
 from tidelane.engine.usage import Usage, Use
 from tidelane.engine.window import LatencyWindow
-
-from .virtual import VirtualClock
 
 SLO = Slo(ttft_s=0.2, tpot_s=0.05, ttft_per_1k_input_tokens_s=0.1)
 

@@ -24,6 +24,7 @@ from tidelane.engine.request import FinishReason, NewToken, Request, Sampling, S
 from tidelane.engine.scheduling.plan import DecodeBatch, Flight, Objective, Plan, PrefillSlice, Scheduler
 from tidelane.engine.scheduling.policies import policy as make_policy
 from tidelane.engine.sequence import Sequence
+from tidelane.engine.sim.clock import VirtualClock
 from tidelane.engine.slo import Slo, Timeline
 from tidelane.engine.usage import Usage
 from tidelane.engine.waiting import BlockNames
@@ -61,14 +62,6 @@ def _policies() -> dict[str, Scheduler]:
         "MixedBatch": make_policy("mixed", "own"),
         "StaticLanes": make_policy("static", split=Partition(1, 3)),
     }
-
-
-@dataclass
-class VirtualClock:
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @dataclass

@@ -22,14 +22,7 @@ from tidelane.engine.kv.retention import (
     UseTimes,
 )
 from tidelane.engine.kv.turns import Turns
-
-
-@dataclass
-class VirtualClock:
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tidelane.engine.sim.clock import VirtualClock
 
 
 @dataclass

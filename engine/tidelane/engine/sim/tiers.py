@@ -28,17 +28,19 @@ class Tiers:
 NO_TIERS = Tiers(0, 0, 0.0, 0.0)
 
 
+# What a PCIe 5 link gives to one GPU in practice, and a good NVMe disk.
+HOST_BYTES_PER_S = 50e9
+DISK_BYTES_PER_S = 7e9
+
+
 @dataclass(frozen=True, slots=True)
 class TierSizes:
-    """As they are given to a service: bytes of each engine's, and bytes a second each way.
-
-    Of the rates, the first is what a PCIe 5 link gives to one GPU in practice, the second that of a good NVMe disk.
-    """
+    """As they are given to a service: bytes of each engine's, and bytes a second each way."""
 
     host_bytes: float
     disk_bytes: float = 0.0
-    host_bytes_per_s: float = 50e9
-    disk_bytes_per_s: float = 7e9
+    host_bytes_per_s: float = HOST_BYTES_PER_S
+    disk_bytes_per_s: float = DISK_BYTES_PER_S
 
     def in_blocks(self, block_bytes: float) -> Tiers | None:
         """None if there is no room for one."""
