@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 
@@ -126,6 +128,25 @@ def test_loads_do_not_wait_for_stores_and_stores_started_at_once_are_one_copy() 
     assert copies == [2, 1]
     flow = rig.traffic.of(Store)
     assert (flow.bytes, flow.failed) == (20, 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a thread has a scheduling class of its own")
+def test_those_that_copy_give_way_to_lanes_and_nobody_else_does() -> None:
+    before = os.sched_getscheduler(0)
+    classes: list[int] = []
+
+    def store(stores: Sequence[Store]) -> int:
+        classes.append(os.sched_getscheduler(0))
+        return len(stores)
+
+    rig = Rig(ByHand(store))
+    try:
+        rig.mover.start([Store(0, b"a", 0, 1)])
+        assert rig.ended(1) == [(0, True)]
+    finally:
+        rig.mover.close()
+    assert classes == [os.SCHED_IDLE]
+    assert os.sched_getscheduler(0) == before
 
 
 def test_time_counts_once_however_many_copy_and_also_while_they_do() -> None:

@@ -24,7 +24,7 @@ from tidelane.engine.kv.host_copier import HostCopier
 from tidelane.engine.kv.host_memory import HostMemory
 from tidelane.engine.kv.keys import KEY_BYTES
 from tidelane.engine.kv.layout import KVLayout
-from tidelane.engine.kv.mover import CopyingMover
+from tidelane.engine.kv.mover import CopyingMover, give_way_to_lanes
 from tidelane.engine.kv.moves import Arrival, Fetch, Load, Move, Mover, Spill
 from tidelane.engine.kv.page_file import PageFile
 from tidelane.engine.kv.slot_file import FILE_NAME, Pages, SlotFile, SlotLayout
@@ -81,14 +81,14 @@ def load_rate(layout: KVLayout, dtype: torch.dtype, slots: Sequence[int], blocks
         return size / ended.seconds(mover, [move]) / 1e9
 
     def memcpy() -> float:
-        # By a thread that is woken for it, as the one that loads is: beside other work the kernel favours those.
+        # By a thread that is woken for it and gives way to others, as the one that loads does.
         begun_s = time.monotonic()
         copying.submit(ctypes.memmove, target.ctypes.data, source.ctypes.data, size).result()
         return size / (time.monotonic() - begun_s) / 1e9
 
     with (
         closing(CopyingMover([HostCopier(pool, host)], ended.notify, Traffic())) as mover,
-        ThreadPoolExecutor(1) as copying,
+        ThreadPoolExecutor(1, initializer=give_way_to_lanes) as copying,
     ):
         load()  # the first writes to memory that the kernel has yet to give
         memcpy()  # and the first starts its thread
@@ -157,7 +157,7 @@ def _raw_reads(
         return time.monotonic() - begun_s
 
     try:
-        with ThreadPoolExecutor(threads) as readers:
+        with ThreadPoolExecutor(threads, initializer=give_way_to_lanes) as readers:
             read(range(min(threads, made.slots)))  # starts the threads
             yield read
     finally:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -54,10 +56,8 @@ class CopyingMover:
         self._notify = notify
         self._traffic = traffic
         self._ended: queue.SimpleQueue[tuple[Move, bool]] = queue.SimpleQueue()
-        # Each computes on one core: the lanes need the others.
-        threads = partial(ThreadPoolExecutor, initializer=torch.set_num_threads, initargs=(1,))
         self._threads = [
-            (way, threads(way.threads, f"kv-{way.kind.__name__.lower()}"))
+            (way, ThreadPoolExecutor(way.threads, f"kv-{way.kind.__name__.lower()}", give_way_to_lanes))
             for copier in copiers
             for way in copier.ways()
         ]
@@ -93,3 +93,14 @@ class CopyingMover:
                 move.arrival.fail()
             self._ended.put((move, copied is not None))
         self._notify()
+
+
+def give_way_to_lanes() -> None:
+    """This thread computes on one core, and only while nobody else wants it.
+
+    So no decode step is late for a copy; a lane that waits for a load leaves its cores to it (docs/adr/0029). Linux
+    only: elsewhere no thread has a scheduling class of its own.
+    """
+    torch.set_num_threads(1)
+    if sys.platform == "linux":
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
