@@ -9,6 +9,7 @@ import pytest
 
 from cluster.harness import Cluster
 from control_plane.cluster_contract import ClusterContract
+from tidelane.operator.crd import KIND
 from tidelane.operator.errors import Retry
 from tidelane.operator.kubernetes_cluster import KubernetesCluster
 from tidelane.operator.resources import ObjectRef
@@ -25,8 +26,8 @@ class KubectlUser:
     async def apply(self, manifest: dict[str, Any]) -> None:
         self._api_server.kubectl("apply", "-f", "-", namespace=self.namespace, stdin=json.dumps(manifest))
 
-    async def delete(self, ref: ObjectRef) -> None:
-        self._api_server.kubectl("delete", "tlsvc", ref.name, "--wait=false", namespace=self.namespace)
+    async def delete(self, ref: ObjectRef, kind: str = KIND) -> None:
+        self._api_server.kubectl("delete", kind, ref.name, "--wait=false", namespace=self.namespace)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from tidelane.operator.plan import ApplyChild, StartReplica, StopReplica, WriteS
 from tidelane.operator.resources import FINALIZER
 from tidelane.rpc.wire import ReplicaRef
 
+from .policy_objects import policies, policy, tpot
 from .world import TIMING, FakeNode, World, service_object
 
 
@@ -256,6 +257,56 @@ class TestChangingTheSpec:
         world.serve()
         world.settle()
         assert world.raw is None
+
+
+class TestPolicies:
+    def test_another_target_reaches_the_agent_and_nothing_else_happens(self, world: World) -> None:
+        serving(world)
+        writes, children = world.status_writes, dict(world.children)
+        world.policies = policies(policy(overrides=tpot("20ms")))
+        [action] = world.settle()
+        assert isinstance(action, StartReplica)
+        assert (action.spec.generation, action.spec.objective.slo.tpot_s) == (1, 0.02)
+        # Until the engine is held to it, the status speaks of what it is held to.
+        assert world.status["effectiveSLO"]["tpot"] == "50ms"
+        assert world.status_writes == writes
+        world.serve()
+        world.settle()
+        shown = world.status["effectiveSLO"]
+        assert (shown["tpot"], shown["ttft"]) == ("20ms", "200ms")
+        assert shown["source"] == "spec, SLOPolicy gold (overrides)"
+        assert {each["field"]: each["source"] for each in shown["sources"]} == {
+            "ttft": "spec",
+            "tpot": "SLOPolicy gold (overrides)",
+            "percentile": "spec",
+        }
+        assert world.condition("Ready") == ("True", "Serving")
+        assert world.children == children
+
+    def test_it_reverts_when_the_policy_goes(self, world: World) -> None:
+        world.policies = policies(policy(overrides={"execution": {"minDecodeShare": 40}}))
+        serving(world)
+        assert world.status["effectiveExecution"] == {"minDecodeShare": 40}
+        world.policies = policies()
+        serving(world)
+        assert "effectiveExecution" not in world.status
+        assert world.status["effectiveSLO"]["source"] == "spec"
+        [replica] = world.nodes["a"].replicas.values()
+        assert replica.objective
+        assert replica.objective.bounds is None
+
+    def test_an_agent_that_knows_only_generations_is_not_asked_again_and_again(self, world: World) -> None:
+        serving(world)
+        world.update("a", ref(world), objective=None)
+        world.policies = policies(policy(overrides=tpot("20ms")))
+        assert [type(action) for action in world.settle()] == [WriteStatus]
+
+    def test_what_is_left_out_is_shown_as_built_in(self) -> None:
+        world = World(service_object(slo=None), FakeNode("a"))
+        serving(world)
+        shown = world.status["effectiveSLO"]
+        assert (shown["ttft"], shown["tpot"], shown["percentile"], shown["source"]) == ("1s", "100ms", 99, "built in")
+        assert "ttftPer1kInputTokens" not in shown
 
 
 class TestTrouble:

@@ -11,7 +11,7 @@ from tidelane.operator.observation import Device, KVPressure, Lanes, Measured, N
 from tidelane.operator.resources import ObjectRef
 from tidelane.rpc import node_agent_pb2 as pb
 from tidelane.rpc.serving_pb2 import Load
-from tidelane.rpc.wire import ReplicaRef, ref_from_wire
+from tidelane.rpc.wire import ReplicaRef, objective_from_wire, ref_from_wire
 
 _PHASES: Final[Mapping[int, Phase]] = {
     pb.ReplicaStatus.STARTING: Phase.STARTING,
@@ -109,6 +109,8 @@ def _replica(status: pb.ReplicaStatus, address: str) -> Replica:
         else None,
         lanes=Lanes(lanes.decode_compute_units, lanes.prefill_compute_units) if lanes.decode_compute_units else None,
         kv_pressure=_PRESSURES.get(status.engine.load.kv_pressure),
+        objective=objective_from_wire(status.objective) if status.HasField("objective") else None,
+        serves_objective=status.serves_objective or not status.HasField("objective"),
     )
 
 

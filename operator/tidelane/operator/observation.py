@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 
 from tidelane.operator.resources import RawObject
-from tidelane.rpc.wire import ReplicaRef
+from tidelane.rpc.wire import Objective, ReplicaRef
 
 
 class Phase(StrEnum):
@@ -48,7 +48,11 @@ class KVPressure(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One replica as its agent last reported it. `serving_generation` None: it serves nothing yet."""
+    """One replica as its agent last reported it. `serving_generation` None: it serves nothing yet.
+
+    `objective` is the one last applied, and `serves_objective` whether its engine is held to it; None: its agent takes
+    another objective only with another generation.
+    """
 
     ref: ReplicaRef
     generation: int
@@ -61,6 +65,12 @@ class Replica:
     measured: Measured | None = None
     lanes: Lanes | None = None
     kv_pressure: KVPressure | None = None
+    objective: Objective | None = None
+    serves_objective: bool = True
+
+    def lacks(self, objective: Objective) -> bool:
+        """Whether its agent must be told of this one."""
+        return self.objective is not None and self.objective != objective
 
     @property
     def serves(self) -> bool:

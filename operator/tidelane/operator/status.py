@@ -11,7 +11,7 @@ from tidelane.operator.conditions import Verdict, conditions, placed_replica, ti
 from tidelane.operator.figures import Figures
 from tidelane.operator.observation import Observed, Replica, Timing
 from tidelane.operator.placement import Placements
-from tidelane.operator.resources import Service, ServiceSpec, Status, slo_status
+from tidelane.operator.resources import Service, ServiceSpec, Status, effective_status
 
 _LISTED: Final = 8
 
@@ -31,7 +31,7 @@ def service_status(
         "placements": [{"replica": index, "node": node} for index, node in sorted(placements.owners.items())],
         "replicas": len(placements.owners),
         "readyReplicas": sum(each.serves(service.generation) for each in placed),
-        "effectiveSLO": slo_status(spec.slo, "spec"),
+        **effective_status(spec.effective),
     }
     if serving:
         rest["endpoint"] = endpoint(serving[0])
@@ -95,4 +95,5 @@ def _assembled(
     if shown.kv_pressure:
         all_verdicts["KVPressure"] = shown.kv_pressure
     written = {"measuredAt": service.status["measuredAt"]} if "measuredAt" in service.status else {}
-    return cast("Status", {**written, **rest, **shown.fields, "conditions": conditions(service, all_verdicts, now)})
+    shown_conditions = conditions(service.status.get("conditions", ()), service.generation, all_verdicts, now)
+    return cast("Status", {**written, **rest, **shown.fields, "conditions": shown_conditions})
