@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidelane.operator.observation import KVPressure, Measured, Phase, Replica
+from tidelane.operator.observation import KVPressure, Measured, Phase, Reach, Replica
 from tidelane.operator.plan import ApplyChild, StartReplica, StopReplica, WriteStatus
 from tidelane.operator.resources import FINALIZER
 from tidelane.rpc.wire import ReplicaRef
@@ -483,6 +483,52 @@ class TestFigures:
         assert world.condition("SLOMet") == ("False", "Missed")
         assert world.condition("Ready") == ("True", "Serving")
         assert "SLOMissed" in [report.reason for report in world.reports]
+
+    def test_targets_out_of_reach_are_told_with_the_best_there_is(self, world: World) -> None:
+        serving(world)
+
+        def look(tpot_s: float, **changes: Any) -> tuple[str, str]:
+            world.now_s += TIMING.figures_s
+            self.measure(world, tpot_s=tpot_s, **changes)
+            world.settle()
+            return world.condition("SLOFeasible")
+
+        assert not world.has_condition("SLOFeasible")
+        world.update("a", ref(world), reach=Reach(100, ttft_s=0.05, tpot_s=0.04))
+        assert look(0.06) == ("True", "WithinReach")
+        # By prediction out of reach, but measured to be within it.
+        world.update("a", ref(world), reach=Reach(100, ttft_s=0.05, tpot_s=0.0613))
+        assert look(0.045) == ("True", "WithinReach")
+        assert look(0.07) == ("False", "OutOfReach")
+        [told] = [report for report in world.reports if report.reason == "SLOOutOfReach"]
+        assert told.message.startswith(
+            "TPOT 50ms wanted; 61ms is the best that replica 0 can give, alone on its device"
+        )
+        # Just about within reach again is no news, nor is another best.
+        world.update("a", ref(world), reach=Reach(100, ttft_s=0.05, tpot_s=0.049))
+        assert look(0.07) == ("False", "OutOfReach")
+        [condition] = [each for each in world.status["conditions"] if each["type"] == "SLOFeasible"]
+        assert condition["message"] == told.message
+        world.update("a", ref(world), reach=Reach(100, ttft_s=0.05, tpot_s=0.047))
+        assert look(0.07) == ("True", "WithinReach")
+        world.update("a", ref(world), reach=None)
+        assert look(0.07, requests=0) == ("Unknown", "NoRequests")
+        assert world.condition("Ready") == ("True", "Serving")
+
+    def test_long_prompts_are_judged_with_their_allowance(self, world: World) -> None:
+        world.edit(slo={"ttft": "200ms", "ttftPer1kInputTokens": "100ms", "tpot": "50ms"})
+        serving(world)
+        for input_tokens, told in ((4000, ("True", "WithinReach")), (1000, ("False", "OutOfReach"))):
+            world.now_s += TIMING.figures_s
+            world.update("a", ref(world), reach=Reach(input_tokens, ttft_s=0.4, tpot_s=0.01))
+            self.measure(world, ttft_s=0.9)
+            world.settle()
+            assert world.condition("SLOFeasible") == told
+        [condition] = [each for each in world.status["conditions"] if each["type"] == "SLOFeasible"]
+        assert condition["message"].startswith(
+            "TTFT 200ms and 100ms for every 1,000 tokens wanted; 400ms is the best that replica 0 can give a prompt of "
+            "1000 tokens"
+        )
 
     def test_lack_of_room_is_told_as_it_begins_gets_worse_and_ends(self, world: World) -> None:
         serving(world)

@@ -50,7 +50,7 @@ class Display:
 
     def report(self, ref: ObjectRef, report: Report) -> None:
         """Readiness is told by `update`; this adds what it does not show."""
-        if report.reason in ("SLOMissed", "SLOMet", "KVPressure", "KVPressureOver", "Moved"):
+        if report.reason in ("SLOMissed", "SLOMet", "SLOOutOfReach", "KVPressure", "KVPressureOver", "Moved"):
             self.say(f"{ref.name}: {report.reason}: {report.message}")
 
     def say(self, text: str) -> None:

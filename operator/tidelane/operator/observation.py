@@ -32,6 +32,15 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
+class Reach:
+    """What one request alone on the replica's device would take by its engine's prediction, with so long a prompt."""
+
+    input_tokens: int
+    ttft_s: float
+    tpot_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Lanes:
     decode: int
     prefill: int
@@ -65,6 +74,7 @@ class Replica:
     measured: Measured | None = None
     lanes: Lanes | None = None
     kv_pressure: KVPressure | None = None
+    reach: Reach | None = None
     objective: Objective | None = None
     serves_objective: bool = True
 

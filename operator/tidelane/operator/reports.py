@@ -43,6 +43,9 @@ def _reports(service: Service, status: Status, moves: Sequence[Move], warnings: 
         yield Report("SLOMissed", after["SLOMet"]["message"], warning=True)
     elif slo == "True" and slo_before == "False":
         yield Report("SLOMet", after["SLOMet"]["message"])
+    feasible_before, feasible = _status(before.get("SLOFeasible")), _status(after.get("SLOFeasible"))
+    if feasible == "False" and feasible_before != "False":
+        yield Report("SLOOutOfReach", after["SLOFeasible"]["message"], warning=True)
     if pressure := _news(before.get("KVPressure"), after.get("KVPressure")):
         if pressure["status"] == "True":
             yield Report("KVPressure", pressure["message"], warning=True)

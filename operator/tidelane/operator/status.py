@@ -77,7 +77,7 @@ def deleting_status(service: Service, waiting_for: Sequence[str], now: datetime)
         "readyReplicas": 0,
     }
     verdicts = {"Ready": Verdict(False, "Deleting", message)}
-    return _assembled(service, rest, verdicts, Figures(fields={}, slo_met=None, kv_pressure=None), now)
+    return _assembled(service, rest, verdicts, Figures(fields={}), now)
 
 
 def endpoint(replica: Replica) -> str:
@@ -94,6 +94,8 @@ def _assembled(
         all_verdicts["SLOMet"] = shown.slo_met
     if shown.kv_pressure:
         all_verdicts["KVPressure"] = shown.kv_pressure
+    if shown.slo_feasible:
+        all_verdicts["SLOFeasible"] = shown.slo_feasible
     written = {"measuredAt": service.status["measuredAt"]} if "measuredAt" in service.status else {}
     shown_conditions = conditions(service.status.get("conditions", ()), service.generation, all_verdicts, now)
     return cast("Status", {**written, **rest, **shown.fields, "conditions": shown_conditions})
