@@ -104,6 +104,6 @@ def test_nothing_there(tmp_path: Path, schemas: Schemas) -> None:
     assert names(ManifestFiles(tmp_path / "missing.yaml", schemas)) == []
 
 
-@pytest.mark.parametrize("example", ["chat.yaml", "two-services"])
+@pytest.mark.parametrize("example", ["chat.yaml", "two-services", "slo-policy"])
 def test_examples(schemas: Schemas, example: str) -> None:
     assert names(ManifestFiles(Path(__file__).parents[2] / "examples" / example, schemas))

@@ -7,10 +7,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tidelane.engine.slo import percentile
 from tidelane.operator.policies import LabelSelector, Policy
 from tidelane.operator.policy_status import policy_status
 from tidelane.operator.prediction import Outlook, predict
+from tidelane.operator.quantities import format_duration
 from tidelane.operator.resources import ObjectRef
 from tidelane.operator.targets import Targets
 
@@ -49,6 +53,12 @@ def test_namespaces_are_selected_by_their_labels() -> None:
     found = policies(policy(selector=selector, overrides=tpot("20ms")), prod={"env": "prod"}, test={"env": "test"})
     got = {name: found.effective(service(namespace=name)).slo.tpot_s for name in ("prod", "test", "unheard-of")}
     assert got == {"prod": 0.02, "test": 0.05, "unheard-of": 0.05}
+
+
+def test_the_name_of_a_namespace_is_known_without_reading_it() -> None:
+    by_name = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "unheard-of"}}}
+    found = policies(policy(selector=by_name, overrides=tpot("20ms")))
+    assert found.effective(service(namespace="unheard-of")).slo.tpot_s == 0.02
 
 
 def test_only_what_is_enforced_and_matches_holds() -> None:
@@ -121,6 +131,56 @@ def test_predictions(targets: Targets, outlook: str, at_least: int, at_most: int
     found = predict(MEASURED, targets)  # type: ignore[arg-type]
     assert (found.outlook, found.at_least, found.at_most) == (outlook, at_least, at_most)
     assert "measured at p90: TTFT 150ms" in found.message
+
+
+@pytest.mark.parametrize(
+    ("targets", "outlook", "at_least", "at_most"),
+    [
+        # Not even half of them.
+        (wanted(tpot_s=0.019), "WouldBreach", 0, 49),
+        (wanted(tpot_s=0.019, percentile=50), "WouldBreach", 0, 49),
+        # More than half of them, but not as many as 90 %.
+        (wanted(tpot_s=0.03, percentile=50), "WouldMeet", 40, 89),
+        (wanted(ttft_s=0.1, tpot_s=0.03, percentile=50), "WouldMeet", 0, 89),
+    ],
+)
+def test_the_median_tells_of_lower_shares(targets: Targets, outlook: str, at_least: int, at_most: int) -> None:
+    found = predict({**MEASURED, "ttftMedian": "90ms", "tpotMedian": "20ms"}, targets)  # type: ignore[typeddict-item]
+    assert (found.outlook, found.at_least, found.at_most) == (outlook, at_least, at_most)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)), min_size=1, max_size=60),
+    st.sampled_from([50, 90, 95, 99]),
+    st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)),
+    st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)),
+)
+def test_what_is_predicted_bounds_what_the_same_requests_come_to(
+    requests: list[tuple[float, float]], percent: int, under: tuple[float, float], targets: tuple[float, float]
+) -> None:
+    """Of figures that are not rounded, to the millisecond."""
+    made = [(round(ttft_s, 3), round(tpot_s, 3)) for ttft_s, tpot_s in requests]
+    (old_ttft_s, old_tpot_s), (ttft_s, tpot_s) = [(round(a, 3), round(b, 3)) for a, b in (under, targets)]
+
+    def share(ttft_s: float, tpot_s: float) -> int:
+        return 100 * sum(a <= ttft_s and b <= tpot_s for a, b in made) // len(made)
+
+    def at(percent: int, kind: int) -> str:
+        return format_duration(percentile([each[kind] for each in made], percent))
+
+    shown = {"ttft": format_duration(old_ttft_s), "tpot": format_duration(old_tpot_s), "percentile": percent}
+    status = {
+        "effectiveSLO": shown,
+        "ttft": at(percent, 0),
+        "tpot": at(percent, 1),
+        "ttftMedian": at(50, 0),
+        "tpotMedian": at(50, 1),
+        "attainment": share(old_ttft_s, old_tpot_s),
+    }
+    found = predict(status, wanted(ttft_s, tpot_s, percent))  # type: ignore[arg-type]
+    assert found.at_least <= share(ttft_s, tpot_s) <= found.at_most
+    if found.outlook is Outlook.BREACH:
+        assert share(ttft_s, tpot_s) < percent
 
 
 @pytest.mark.parametrize("missing", ["ttft", "tpot", "attainment", "effectiveSLO"])

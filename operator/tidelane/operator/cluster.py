@@ -25,7 +25,7 @@ class Cluster(Protocol):
         """Every SLOPolicy; None where the kind is not installed, or this operator has no right to read it."""
 
     async def namespaces(self) -> Mapping[str, Labels]:
-        """The labels of the namespaces that services are looked after in, by name."""
+        """The labels of the namespaces that services are looked after in, by name, of those that it may read."""
 
     async def write_policy_status(self, name: str, uid: str, status: PolicyStatus) -> None:
         """As `write_status`, of an SLOPolicy."""

@@ -25,7 +25,7 @@ _PRESSURES: Final = {
     KVPressure.PREEMPTING: "running requests lose their place to others, and are computed again",
     KVPressure.REFUSING: "its queue is full of requests that wait for room in its KV cache",
 }
-_FIGURES: Final = ("ttft", "tpot", "attainment", "goodput", "lanes")
+_FIGURES: Final = ("ttft", "tpot", "ttftMedian", "tpotMedian", "attainment", "goodput", "lanes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,13 @@ class Figures:
         if not windows:
             return cls(fields, Verdict(None, "NoRequests" if serving else "NotServing"), pressure, reach)
         share = _attainment(windows)
-        fields["ttft"] = _steady_duration(fields.get("ttft"), max(each.ttft_s for each in windows))
-        fields["tpot"] = _steady_duration(fields.get("tpot"), max(each.tpot_s for each in windows))
+        for name, latencies_s in (
+            ("ttft", [each.ttft_s for each in windows]),
+            ("tpot", [each.tpot_s for each in windows]),
+            ("ttftMedian", [each.ttft_median_s for each in windows]),
+            ("tpotMedian", [each.tpot_median_s for each in windows]),
+        ):
+            fields[name] = _steady_duration(fields.get(name), max(latencies_s))
         fields["attainment"] = _steady_percent(fields.get("attainment"), share)
         met = share * 100 >= spec.slo.percentile
         return cls(

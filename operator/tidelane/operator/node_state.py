@@ -104,6 +104,8 @@ def _replica(status: pb.ReplicaStatus, address: str) -> Replica:
             latency.tpot_at_percentile_s,
             latency.attainment,
             latency.goodput_rps,
+            latency.ttft_p50_s,
+            latency.tpot_p50_s,
         )
         if status.engine.HasField("latency")
         else None,

@@ -22,13 +22,18 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Latency over the engine's last window. `requests` 0: nothing ended in it, and the rest means nothing."""
+    """Latency over the engine's last window. `requests` 0: nothing ended in it, and the rest means nothing.
+
+    `ttft_s` and `tpot_s` are at the SLO's percentile.
+    """
 
     requests: int
     ttft_s: float
     tpot_s: float
     attainment: float
     goodput_rps: float
+    ttft_median_s: float = 0.0
+    tpot_median_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Every policy, and the labels of namespaces by name. A namespace that is not among them has no labels."""
+    """Every policy, and the labels of namespaces by name. One that is not among them has no label but its name."""
 
     policies: tuple[Policy, ...] = ()
     namespaces: Mapping[str, Labels] = field(default_factory=dict)
@@ -173,7 +173,7 @@ class Policies:
         return [each for each in self.policies if each.enforced and each.name != policy.name]
 
     def _labels(self, ref: ObjectRef) -> Labels:
-        return self.namespaces.get(ref.namespace, {})
+        return self.namespaces.get(ref.namespace, {NAME_LABEL: ref.namespace})
 
     def _merged(self, service: Service, policies: Sequence[Policy]) -> Effective:
         assert not isinstance(service.spec, str)

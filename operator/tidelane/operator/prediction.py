@@ -1,9 +1,9 @@
 """Whether a service would meet other targets, by what it last measured. Pure.
 
-The status of a service holds, for the last window with requests, TTFT and TPOT at the percentile of its SLO, and the
-share of requests within the targets in force. From these, without a model of the engine:
+The status of a service holds, for the last window with requests, TTFT and TPOT at the median and at the percentile of
+its SLO, and the share of requests within the targets in force. From these, without a model of the engine:
 
-- Fewer than p % of requests have a TTFT within a target that the measured TTFT at p is above; at least p %, if not. So
+- Where the measured TTFT at q % is within a target, at least q % of requests are; where it is not, fewer than q %. So
   for TPOT. Of two such shares, the lesser bounds from above the share of requests within both, and their sum less 100 %
   from below (the Fréchet bounds).
 - Targets that are all as loose or looser keep at least the measured share within them, tighter ones keep at most it.
@@ -14,13 +14,16 @@ what the engine would do differently: it schedules by its targets, so a tighter 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
+from typing import Final, Self
 
 from tidelane.operator.quantities import format_duration, parse_duration_s
 from tidelane.operator.resources import Status
 from tidelane.operator.targets import Targets
+
+_MEDIAN: Final = 50
 
 
 class Outlook(StrEnum):
@@ -40,11 +43,34 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class Shares:
+    """Bounds of a share of requests, in percent."""
+
+    at_least: int
+    at_most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Of one kind, at some percentiles."""
+
+    at: Mapping[int, float]
+
+    def within(self, target_s: float) -> Shares:
+        """Those of requests within a target."""
+        return Shares(
+            max((percent for percent, seconds in self.at.items() if seconds <= target_s), default=0),
+            # Fewer than that, and all shares are rounded down.
+            min((percent - 1 for percent, seconds in self.at.items() if seconds > target_s), default=100),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """What a service last measured, and the targets that it did so under."""
 
-    ttft_s: float
-    tpot_s: float
+    ttft: Latency
+    tpot: Latency
     attainment: int
     under: Targets
 
@@ -55,8 +81,10 @@ class Seen:
         if not ("ttft" in status and "tpot" in status and "attainment" in status and "percentile" in slo):
             return None
         try:
-            under = Targets.parse({"slo": slo})
-            return cls(parse_duration_s(status["ttft"]), parse_duration_s(status["tpot"]), status["attainment"], under)
+            ttft, tpot = {slo["percentile"]: status["ttft"]}, {slo["percentile"]: status["tpot"]}
+            if "ttftMedian" in status and "tpotMedian" in status:
+                ttft[_MEDIAN], tpot[_MEDIAN] = status["ttftMedian"], status["tpotMedian"]
+            return cls(_latency(ttft), _latency(tpot), status["attainment"], Targets.parse({"slo": slo}))
         except ValueError:
             return None
 
@@ -71,30 +99,34 @@ def predict(status: Status, wanted: Targets) -> Prediction:
     assert wanted.percentile is not None
     assert seen.under.percentile is not None
     percent, needed = seen.under.percentile, wanted.percentile
-    # Of prompts with an allowance by length, only the least part of their target is known.
-    ttft_known = seen.ttft_s <= wanted.ttft_s or not wanted.ttft_per_1k_input_tokens_s
-    ttft_within, tpot_within = seen.ttft_s <= wanted.ttft_s, seen.tpot_s <= wanted.tpot_s
-    gap_known = wanted.max_token_gap_s is None
-    at_least, at_most = 0, 100
-    if (ttft_known and not ttft_within) or not tpot_within:
-        at_most = percent - 1
-    elif ttft_within and gap_known:
-        at_least = max(0, 2 * percent - 100)
+    ttft, tpot = seen.ttft.within(wanted.ttft_s), seen.tpot.within(wanted.tpot_s)
+    if wanted.ttft_per_1k_input_tokens_s:
+        # Only the least part of a prompt's target is known.
+        ttft = Shares(ttft.at_least, 100)
+    at_least, at_most = max(0, ttft.at_least + tpot.at_least - 100), min(ttft.at_most, tpot.at_most)
+    gaps_unknown = wanted.max_token_gap_s is not None
+    if gaps_unknown:
+        at_least = 0
     if _no_tighter(wanted, seen.under):
         at_least = max(at_least, seen.attainment)
     if _no_tighter(seen.under, wanted):
         at_most = min(at_most, seen.attainment)
     at_least = min(at_least, at_most)
     told = (
-        f"measured at p{percent}: TTFT {_against(seen.ttft_s, wanted.ttft_s)}, TPOT "
-        f"{_against(seen.tpot_s, wanted.tpot_s)}; {seen.attainment} % within the targets in force"
+        f"measured at p{percent}: TTFT {_against(seen.ttft.at[percent], wanted.ttft_s)}, TPOT "
+        f"{_against(seen.tpot.at[percent], wanted.tpot_s)}; {seen.attainment} % within the targets in force"
     )
     if at_most < needed:
         return Prediction(Outlook.BREACH, told, at_least, at_most)
-    each_within = ttft_within and tpot_within and gap_known and needed <= percent
+    # Each target on its own, as people read percentiles.
+    each_within = min(ttft.at_least, tpot.at_least) >= needed and not gaps_unknown
     if at_least >= needed or each_within:
         return Prediction(Outlook.MEET, told, at_least, at_most)
     return Prediction(Outlook.UNKNOWN, f"{told}; too little to tell {needed} %", at_least, at_most)
+
+
+def _latency(written: Mapping[int, str]) -> Latency:
+    return Latency({percent: parse_duration_s(text) for percent, text in written.items()})
 
 
 def _against(measured_s: float, target_s: float) -> str:

@@ -57,6 +57,8 @@ class Status(TypedDict, total=False):
     effectiveExecution: Mapping[str, int]
     ttft: str
     tpot: str
+    ttftMedian: str
+    tpotMedian: str
     attainment: int
     goodput: str
     lanes: Sequence[Mapping[str, Any]]
