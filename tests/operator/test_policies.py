@@ -90,6 +90,16 @@ def test_without_policies_a_service_gets_what_it_states() -> None:
     assert (bare.spec.slo.ttft_s, bare.spec.slo.tpot_s, bare.spec.slo.percentile) == (1.0, 0.1, 99)
 
 
+def test_bounds_without_a_border_are_told_as_ignored() -> None:
+    found = policies(policy(overrides={"execution": {"minDecodeShare": 40}}))
+    ignored = []
+    for mode in ("Lanes", "MixedBatch"):
+        spec = found.applied(service(execution={"mode": mode})).spec
+        assert not isinstance(spec, str)
+        ignored.append(spec.ignored)
+    assert ignored == [(), ("minDecodeShare of SLOPolicy gold (overrides) (MixedBatch has no border to move)",)]
+
+
 MEASURED = {
     "effectiveSLO": {"ttft": "200ms", "tpot": "50ms", "percentile": 90, "source": "spec"},
     "ttft": "150ms",

@@ -109,7 +109,7 @@ class ServiceSpec:
     devices: int
     # Fields set in the manifest that ask for what this version cannot do.
     unsupported: tuple[str, ...]
-    # Fields set in the manifest that the service does without, as they have no effect in this version.
+    # Fields set in the manifest or by policies that the service does without, as they have no effect in this version.
     ignored: tuple[str, ...]
 
     @classmethod
@@ -196,10 +196,12 @@ class Service:
         )
 
     def with_targets(self, effective: Effective) -> Self:
-        """With these in force; without effect where the spec could not be understood."""
-        if isinstance(self.spec, str):
+        """As read, with these in force; without effect where the spec could not be understood."""
+        spec = self.spec
+        if isinstance(spec, str):
             return self
-        return replace(self, spec=replace(self.spec, effective=effective))
+        ignored = (*spec.ignored, *_ignored_of_policies(spec.mode, effective))
+        return replace(self, spec=replace(spec, effective=effective, ignored=ignored))
 
     def replica_ref(self, index: int) -> ReplicaRef:
         return ReplicaRef(self.ref.namespace, self.ref.name, self.uid, index)
@@ -250,6 +252,13 @@ def _ignored(execution: Mapping[str, Any], kv_cache: Mapping[str, Any]) -> list[
     if mode == ExecutionMode.MIXED_BATCH and execution.get("lateRequests") == LateRequests.REFUSE:
         found.append(f"spec.execution.lateRequests ({mode} sets nobody aside)")
     return found
+
+
+def _ignored_of_policies(mode: ExecutionMode, effective: Effective) -> list[str]:
+    if mode in _MODES_WITH_A_BORDER:
+        return []
+    theirs = {name: effective.sources.get(name, SPEC) for name in _SHARES}
+    return [f"{name} of {source} ({mode} has no border to move)" for name, source in theirs.items() if source != SPEC]
 
 
 def _unsupported(spec: _Spec) -> list[str]:
