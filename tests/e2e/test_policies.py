@@ -124,6 +124,7 @@ def test_up_takes_policies_beside_services(up: UpRig) -> None:
     (up.manifests / "gold.yaml").unlink()
     until(lambda: up.service()["status"]["effectiveSLO"]["tpot"] == "100ms", "what is built in holds again")
     up.says("policy gold: gone")
+    up.says("chat: TargetsChanged: tpot 100ms to 30ms (SLOPolicy gold (overrides))")
     assert [round(each["tpot_s"], 3) for each in up.journal("objective")] == [0.03, 0.1]
     assert len(up.journal("started")) == 1
     up.write("gold", policy("gold", "default", mode="Enforced"))

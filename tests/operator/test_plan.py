@@ -9,6 +9,7 @@ import pytest
 
 from tidelane.operator.observation import KVPressure, Measured, Phase, Reach, Replica
 from tidelane.operator.plan import ApplyChild, StartReplica, StopReplica, WriteStatus
+from tidelane.operator.reports import Report
 from tidelane.operator.resources import FINALIZER
 from tidelane.rpc.wire import ReplicaRef
 
@@ -272,6 +273,8 @@ class TestPolicies:
         assert world.status_writes == writes
         world.serve()
         world.settle()
+        [told] = [report.message for report in world.reports if report.reason == "TargetsChanged"]
+        assert told == "tpot 50ms to 20ms (SLOPolicy gold (overrides))"
         shown = world.status["effectiveSLO"]
         assert (shown["tpot"], shown["ttft"]) == ("20ms", "200ms")
         assert shown["source"] == "spec, SLOPolicy gold (overrides)"
@@ -289,6 +292,8 @@ class TestPolicies:
         assert world.status["effectiveExecution"] == {"minDecodeShare": 40}
         world.policies = policies()
         serving(world)
+        told = [report.message for report in world.reports if report.reason == "TargetsChanged"]
+        assert told == ["minDecodeShare 40 to none"]
         assert "effectiveExecution" not in world.status
         assert world.status["effectiveSLO"]["source"] == "spec"
         [replica] = world.nodes["a"].replicas.values()
@@ -299,7 +304,7 @@ class TestPolicies:
         serving(world)
         world.update("a", ref(world), objective=None)
         world.policies = policies(policy(overrides=tpot("20ms")))
-        assert [type(action) for action in world.settle()] == [WriteStatus]
+        assert [type(action) for action in world.settle()] == [WriteStatus, Report]
 
     def test_what_is_left_out_is_shown_as_built_in(self) -> None:
         world = World(service_object(slo=None), FakeNode("a"))

@@ -13,6 +13,15 @@ from rich.console import Console
 from tidelane.operator.reports import Report
 from tidelane.operator.resources import Condition, ObjectRef, RawObject
 
+_TOLD: Final = (
+    "SLOMissed",
+    "SLOMet",
+    "SLOOutOfReach",
+    "TargetsChanged",
+    "KVPressure",
+    "KVPressureOver",
+    "Moved",
+)
 _QUESTION: Final = "What is the capital of France?"
 
 
@@ -50,7 +59,7 @@ class Display:
 
     def report(self, ref: ObjectRef, report: Report) -> None:
         """Readiness is told by `update`; this adds what it does not show."""
-        if report.reason in ("SLOMissed", "SLOMet", "SLOOutOfReach", "KVPressure", "KVPressureOver", "Moved"):
+        if report.reason in _TOLD:
             self.say(f"{ref.name}: {report.reason}: {report.message}")
 
     def say(self, text: str) -> None:
