@@ -13,7 +13,7 @@ lint: setup
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) tools/protos.py --check
-	$(PY) tools/crds.py --check
+	$(PY) tools/resources_doc.py --check
 
 types: setup
 	$(PY) -m mypy
@@ -39,7 +39,7 @@ protos: setup
 	$(PY) tools/protos.py
 
 crds: setup
-	$(PY) tools/crds.py
+	$(PY) tools/resources_doc.py
 
 lock:
 	python3.11 -m venv .lock-venv && .lock-venv/bin/pip install -q pip-tools

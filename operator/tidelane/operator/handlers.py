@@ -19,7 +19,7 @@ from kubernetes_asyncio.client import ApiClient
 from tidelane.operator.agents import OpenChannel
 from tidelane.operator.children import SERVICE_LABEL
 from tidelane.operator.control import Control
-from tidelane.operator.crd import GROUP, PLURAL, VERSION
+from tidelane.operator.crd import GROUP, PLURAL, POLICY_PLURAL, VERSION
 from tidelane.operator.errors import Retry
 from tidelane.operator.kubernetes_cluster import KubernetesCluster
 from tidelane.operator.observation import Timing
@@ -52,6 +52,9 @@ async def run_operator(settings: OperatorSettings, client: ApiClient, open_chann
     _register_login(registry)
     _register_settings(registry, clusterwide=not settings.namespaces)
     _register_events(registry, control, watches)
+    if not settings.namespaces:
+        # An operator of single namespaces may have no right to watch them, and looks at them each minute.
+        _register_policy_events(registry, control, watches)
     _register_probe(registry, control, watches)
     await _started(control, settings.agents)
     try:
@@ -127,6 +130,13 @@ def _register_events(registry: kopf.OperatorRegistry, control: Control, watches:
     ours = {SERVICE_LABEL: kopf.PRESENT}
     kopf.on.event("", "v1", "services", labels=ours, registry=registry)(child_changed)
     kopf.on.event("discovery.k8s.io", "v1", "endpointslices", labels=ours, registry=registry)(child_changed)
+
+
+def _register_policy_events(registry: kopf.OperatorRegistry, control: Control, watches: _Watches) -> None:
+    @kopf.on.event(GROUP, VERSION, POLICY_PLURAL, registry=registry)
+    async def policy_changed(event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
+        watches.heard(POLICY_PLURAL, body.metadata["uid"], deleted=event["type"] == "DELETED")
+        control.policies_changed()
 
 
 def _register_probe(registry: kopf.OperatorRegistry, control: Control, watches: _Watches) -> None:

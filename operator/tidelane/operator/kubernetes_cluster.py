@@ -17,8 +17,9 @@ from typing_extensions import override
 
 from tidelane.operator.children import SERVICE_LABEL
 from tidelane.operator.cluster import Cluster
-from tidelane.operator.crd import API_VERSION, GROUP, KIND, PLURAL, VERSION
+from tidelane.operator.crd import API_VERSION, GROUP, KIND, PLURAL, POLICY_PLURAL, VERSION
 from tidelane.operator.errors import NoCluster, Retry
+from tidelane.operator.policies import NAME_LABEL, Labels, PolicyStatus
 from tidelane.operator.reports import Report
 from tidelane.operator.resources import ObjectRef, RawObject, Status
 
@@ -32,6 +33,7 @@ _CHILD_PATHS: Final[Mapping[str, str]] = {
 }
 _APPLY: Final = "application/apply-patch+yaml"
 _JSON_PATCH: Final = "application/json-patch+json"
+_FORBIDDEN: Final = 403
 _GONE: Final = 404
 _CONFLICTS: Final = (409, 412, 422)
 
@@ -51,11 +53,16 @@ async def connect(kubeconfig: str | None) -> ApiClient:
     return client
 
 
+class _Refused(Retry):
+    """The API server has no such kind, or not for us; somebody may install it or give the right."""
+
+
 class KubernetesCluster(Cluster):
     """`namespaces` empty: all of them."""
 
     def __init__(self, client: ApiClient, namespaces: Collection[str] = ()) -> None:
         self._client = client
+        self._namespaces = tuple(namespaces)
         self._scopes = [f"/namespaces/{each}" for each in namespaces] or [""]
 
     @override
@@ -68,6 +75,37 @@ class KubernetesCluster(Cluster):
         paths = [f"/apis/{GROUP}/{VERSION}{scope}/{PLURAL}" for scope in self._scopes]
         answers = [await self._request("GET", path) for path in paths]
         return [each for answer in answers for each in answer["items"]]
+
+    @override
+    async def policies(self) -> Sequence[RawObject] | None:
+        try:
+            answer = await self._request("GET", f"/apis/{GROUP}/{VERSION}/{POLICY_PLURAL}")
+        except _Refused:
+            return None
+        found: Sequence[RawObject] = answer["items"]
+        return found
+
+    @override
+    async def namespaces(self) -> Mapping[str, Labels]:
+        if not self._namespaces:
+            try:
+                answer = await self._request("GET", "/api/v1/namespaces")
+            except _Refused:
+                return {}
+            return {each["metadata"]["name"]: each["metadata"].get("labels") or {} for each in answer["items"]}
+        return {name: await self._labels(name) for name in self._namespaces}
+
+    async def _labels(self, namespace: str) -> Labels:
+        try:
+            found = await self._request("GET", f"/api/v1/namespaces/{namespace}")
+        except _Refused:
+            found = None
+        labels: Labels = ((found or {}).get("metadata") or {}).get("labels") or {NAME_LABEL: namespace}
+        return labels
+
+    @override
+    async def write_policy_status(self, name: str, uid: str, status: PolicyStatus) -> None:
+        await self._write_status(f"/apis/{GROUP}/{VERSION}/{POLICY_PLURAL}/{name}", uid, status)
 
     @override
     async def children(self, ref: ObjectRef) -> Sequence[RawObject]:
@@ -90,13 +128,16 @@ class KubernetesCluster(Cluster):
 
     @override
     async def write_status(self, ref: ObjectRef, uid: str, status: Status) -> None:
+        await self._write_status(_service_path(ref), uid, status)
+
+    async def _write_status(self, path: str, uid: str, status: Status | PolicyStatus) -> None:
         # Not server-side apply: on this subresource that takes no uid as a condition, and the status of a former object
         # of this name, with its placements, must not end up on another.
         patch: list[dict[str, Any]] = [
             {"op": "test", "path": "/metadata/uid", "value": uid},
             {"op": "add", "path": "/status", "value": status},
         ]
-        await self._patch(f"{_service_path(ref)}/status", patch)
+        await self._patch(f"{path}/status", patch)
 
     @override
     async def set_finalizers(self, ref: ObjectRef, finalizers: Sequence[str], resource_version: str) -> None:
@@ -160,6 +201,8 @@ class KubernetesCluster(Cluster):
             if error.status == _GONE and _names_an_object(error.body):
                 return None
             text = f"{method} {path}: {error.status} {error.reason}: {error.body!r}"
+            if error.status in (_FORBIDDEN, _GONE):
+                raise _Refused(text) from error
             raise Retry(text, after_s=0.0 if error.status in _CONFLICTS else None) from error
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Retry(f"{method} {path}: {error!r}") from error

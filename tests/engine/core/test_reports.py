@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tidelane.engine.estimation.reach import reach
 from tidelane.engine.http.metrics import Metrics
 from tidelane.engine.kv.keys import TokenNames, namespace
 from tidelane.engine.kv.moves import Fetch, Load, Move, Spill, Store
 from tidelane.engine.kv.traffic import Traffic
-from tidelane.engine.reports import heartbeat
+from tidelane.engine.pressure import Pressure
+from tidelane.engine.reports import engine_status, heartbeat
 from tidelane.engine.sim.clock import VirtualClock
-from tidelane.engine.slo import Slo
+from tidelane.engine.slo import Slo, Timeline
+from tidelane.engine.window import LatencyWindow
+from tidelane.rpc import serving_pb2
 from tidelane.rpc.wire import ExecutionMode, Objective
 
 from .virtual import World, request
@@ -60,3 +64,20 @@ def test_what_moved_between_tiers_is_shown_by_tier_and_way() -> None:
         ("disk", "store"): [blocks[2], 3000, 3, 30],
         ("disk", "load"): [blocks[3], 4000, 4, 40],
     }
+
+
+def test_the_agent_hears_what_is_within_reach_of_the_median_prompt() -> None:
+    world = World()
+    objective, window = Objective(Slo(ttft_s=2, tpot_s=0.2), ExecutionMode.LANES), LatencyWindow(world.clock)
+
+    def status() -> serving_pb2.EngineStatus:
+        identity, ready = serving_pb2.EngineStatus(), serving_pb2.EngineStatus.READY
+        return engine_status(identity, ready, world.ledger, world.usage, window, objective, Pressure.NONE)
+
+    assert not status().HasField("reach")
+    for input_tokens in (10, 22, 900):
+        window.add(Timeline(0.0, 0.1, 0.2, 1.0, input_tokens, 9), objective.slo)
+    found, units = status().reach, world.usage.units
+    expected = reach(world.ledger.estimates, units, units, 22)
+    assert (found.input_tokens, found.ttft_s, found.tpot_s) == (22, expected.ttft_s, expected.tpot_s)
+    assert expected.tpot_s > 0
