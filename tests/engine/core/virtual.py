@@ -6,6 +6,7 @@ import heapq
 from collections import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from tidelane.engine.kv.retention import IDLE_TIMEOUT_S, ByServiceTier
 from tidelane.engine.lanes.partition import Partition, PartitionTable, partition_table
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.loop import Loop
+from tidelane.engine.prefetch import NoLookAhead, Prefetcher
 from tidelane.engine.request import FinishReason, NewToken, Request, Sampling, ServiceTier
 from tidelane.engine.scheduling.plan import DecodeBatch, Flight, Objective, Plan, PrefillSlice, Scheduler
 from tidelane.engine.scheduling.policies import policy as make_policy
@@ -232,6 +234,7 @@ class World:
         host_slots: int = 0,
         disk_slots: int = 0,
         fetch_s: Callable[[int], float] = lambda _: 0.0,
+        prefetch: bool = False,
     ) -> None:
         self.clock = VirtualClock()
         self.ended: list[tuple[Timeline | None, Slo]] = []
@@ -251,6 +254,7 @@ class World:
             host_slots=host_slots,
             disk_slots=disk_slots,
             fetch_s=fetch_s,
+            look_ahead=partial(Prefetcher, fetch_s=fetch_s, clock=self.clock) if prefetch else NoLookAhead,
         )
         self.executor = VirtualExecutor(self.clock, units, layers, self.ledger.sequences, fail)
         self.mover = LateMover()
