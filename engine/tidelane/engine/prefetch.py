@@ -220,10 +220,11 @@ class Prefetcher:
         def may_go(unused: Unused) -> bool:
             if unused.guessed:
                 return False
-            if unused.uses > len(self._ends_s):  # longer ago than anything is remembered, or a guess that was wrong
+            # Its own request is the one before the uses that followed. (Or it runs still, and is taken to have ended.)
+            if unused.uses >= len(self._ends_s):  # longer ago than anything is remembered, or a guess that was wrong
                 return True
-            since_s = now_s - self._ends_s[-unused.uses] if unused.uses else 0.0
-            likelihood = self._pauses.likelihood(unused.turn, since_s, window.seconds)
+            silent_s = now_s - self._ends_s[-1 - unused.uses]
+            likelihood = self._pauses.likelihood(unused.turn, silent_s, window.seconds)
             return likelihood * TIMES_AS_LIKELY < window.likelihood
 
         return may_go

@@ -27,6 +27,11 @@ def test_of_one_pause_no_rhythm_is_known() -> None:
     assert own_window((5.0,)) is None
 
 
+def test_uneven_pauses_are_no_rhythm() -> None:
+    assert own_window((5.0, 10.0)) is not None
+    assert own_window((5.0, 10.1)) is None
+
+
 @pytest.mark.parametrize(("pauses_s", "likelihood"), [((10.0, 20.0), 1 / 3), ((20.0, 10.0, 12.0, 15.0), 3 / 5)])
 def test_the_next_pause_is_between_the_others_as_often_as_chance_has_it(
     pauses_s: tuple[float, ...], likelihood: float
@@ -71,14 +76,12 @@ def test_of_all_conversations_the_half_counts_whose_pauses_are_closest_together(
     assert told([5.0] * (FEW_PAUSES - 1)).window(1, ()) is None
 
 
-def test_a_rhythm_of_its_own_counts_where_it_says_more() -> None:
+def test_a_rhythm_of_its_own_counts_more_than_others() -> None:
     pauses = told([float(each) for each in range(0, 400, 10)])
     own = pauses.window(1, (50.0, 51.0, 49.0))
     assert own is not None
     assert (own.from_s, own.until_s, own.likelihood) == pytest.approx((44.1, 56.1, 0.5))
-    common = pauses.window(1, (1.0, 900.0))
-    assert common is not None
-    assert common == pauses.window(1, ())
+    assert pauses.window(1, (1.0, 900.0)) == pauses.window(1, ()) != own
 
 
 def test_later_turns_have_shares_of_their_own() -> None:

@@ -16,6 +16,8 @@ MOST_PAUSES = 8
 FEW_PAUSES = 32
 # A rhythm is kept to within a tenth: without that, equal pauses would leave no time for the next one.
 SLACK = 0.1
+# Pauses of which one is so many times another are no rhythm: such a window says less than what others do.
+MOST_UNEVEN = 2.0
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -32,10 +34,10 @@ class Window(msgspec.Struct, frozen=True):
 
 
 def own_window(pauses_s: Sequence[float]) -> Window | None:
-    """The next of these, if there is one: of n + 1 values in random order, the last lies between the others with a
-    probability of (n - 1) / (n + 1), whatever they are distributed like."""
+    """The next of these, if there is one, and if they are a rhythm: of n + 1 values in random order, the last lies
+    between the others with a probability of (n - 1) / (n + 1), whatever they are distributed like."""
     number = len(pauses_s)
-    if number < 2:
+    if number < 2 or max(pauses_s) > MOST_UNEVEN * min(pauses_s):
         return None
     return Window(min(pauses_s) * (1 - SLACK), max(pauses_s) * (1 + SLACK), (number - 1) / (number + 1))
 
@@ -76,20 +78,19 @@ class Pauses:
         return share * (by_then - before) / still_silent if still_silent > 0 else 0.0
 
     def window(self, turn: int, own_s: Sequence[float]) -> Window | None:
-        """When one goes on that paused so before: by its own rhythm, or as that half of all do whose pauses are closest
-        together, whichever promises more in a second of waiting. None while nothing is known."""
+        """When one goes on that paused so before: by its own rhythm, if it has one, or as that half of all do whose
+        pauses are closest together. None while nothing is known."""
         share = self._share(turn)
-        guesses = []
         own = own_window(own_s)
         if own is not None:
-            guesses.append(Window(own.from_s, own.until_s, share * own.likelihood))
+            return Window(own.from_s, own.until_s, share * own.likelihood)
         known = len(self._ordered)
-        if known >= FEW_PAUSES:
-            half = known // 2
-            first = min(range(known - half), key=lambda at: self._ordered[at + half] - self._ordered[at])
-            from_s, until_s = self._ordered[first] * (1 - SLACK), self._ordered[first + half] * (1 + SLACK)
-            guesses.append(Window(from_s, until_s, self.likelihood(turn, from_s, until_s - from_s)))
-        return max(guesses, key=lambda each: each.likelihood / max(each.seconds, 1e-9), default=None)
+        if known < FEW_PAUSES:
+            return None
+        half = known // 2
+        first = min(range(known - half), key=lambda at: self._ordered[at + half] - self._ordered[at])
+        from_s, until_s = self._ordered[first] * (1 - SLACK), self._ordered[first + half] * (1 + SLACK)
+        return Window(from_s, until_s, self.likelihood(turn, from_s, until_s - from_s))
 
     def _share(self, turn: int) -> float:
         """Of those at that turn, which went on; of few, more than were seen to."""

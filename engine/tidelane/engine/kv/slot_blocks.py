@@ -241,11 +241,11 @@ class SlotBlocks:
         self.guesses.judge(useful=useful)
 
     def _drop(self, slot: _Slot) -> None:
-        if slot.guessed:
-            self._judge(slot, useful=False)
         del self._slots[slot.key]
         self._free.append(slot.number)
-        self._leave(self._slots.get(slot.parent), slot)
+        self._leave(self._slots.get(slot.parent), None if slot.guessed else slot)
+        if slot.guessed:
+            self._judge(slot, useful=False)
 
     def _leave(self, before: _Slot | None, gone: _Slot | None) -> None:
         """One less stands behind it: `gone`, or one that never came. If none does, it goes when that would have: it was
