@@ -17,8 +17,8 @@ _log = logging.getLogger(__name__)
 
 # A disk answers a few reads at once sooner than one after the other; nobody waits for writes.
 _FETCHERS = 4
-# So many failures of reads, or of writes, one after the other are the disk's, not one block's. Counted apart: a disk that
-# takes what it cannot give back would else be asked for it for ever.
+# So many failures of reads, or of writes, one after the other are the disk's, not one block's. Counted apart: a disk
+# that takes what it cannot give back would else be asked for it for ever.
 MOST_FAILURES = 3
 
 
