@@ -286,8 +286,7 @@ class Ledger:
             else:
                 touched += [(span.id, span.stop) for span in completion.prefill.spans]
         if completion.failure is not None:
-            for sequence in [self._sequences[i] for i, _ in touched]:
-                self._fail(sequence, completion.failure, now_s)
+            self._fail_launch([self._sequences[i] for i, _ in touched], completion.failure, now_s)
             return
         if touched:
             self._view = None
@@ -494,6 +493,16 @@ class Ledger:
                 self._finish(sequence, (sampled.token,), finish, now_s)
         elif sequence.computed == len(sequence.tokens):  # only the prompt's log-probabilities were wanted
             self._finish(sequence, (), FinishReason.LENGTH, now_s)
+
+    def _fail_launch(self, sequences: list[Sequence], failure: str, now_s: float) -> None:
+        """Who waited for KV that did not come is queued again, and who was launched with them goes on from where he
+        was. Of any other failure nobody knows whose it is."""
+        lost = [sequence for sequence in sequences if self.pool.lose(sequence.holding)]
+        for sequence in sequences:
+            if not lost or sequence.id in self._aborted:
+                self._fail(sequence, failure, now_s)
+            elif sequence in lost:
+                self._requeue(sequence)
 
     def _fail(self, sequence: Sequence, failure: str, now_s: float) -> None:
         if sequence.id in self._aborted:

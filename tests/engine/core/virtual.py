@@ -165,6 +165,7 @@ class LateMover:
     def __init__(self) -> None:
         self._under_way: list[tuple[int, Move]] = []
         self.hangs = False  # nothing ends
+        self.loses = False  # what is loaded from now on
         self._looks = 0
         self._fetches = 0
 
@@ -172,6 +173,8 @@ class LateMover:
         for move in moves:
             if isinstance(move, Load):
                 move.arrival.reached(1000)
+                if self.loses:
+                    move.arrival.fail()
             self._under_way.append((self._looks + (0 if isinstance(move, Load) else 3), move))
 
     def poll(self) -> list[tuple[Move, bool]]:
@@ -183,6 +186,8 @@ class LateMover:
         return ended
 
     def _is_miss(self, move: Move) -> bool:
+        if isinstance(move, Load):
+            return move.arrival.lost
         if not isinstance(move, Fetch):
             return False
         self._fetches += 1

@@ -146,6 +146,15 @@ class KVCache:
         self.host.forget(holding.keys)
         self.disk.forget(holding.keys)
 
+    def lose(self, holding: Holding) -> bool:
+        """Whether it waited for what has not come; if so nobody finds that again, in any tier."""
+        lost = [arrival for arrival in holding.arrivals if arrival.lost]
+        if lost:
+            named = zip(holding.keys, holding.blocks, strict=False)
+            missing = [(key, block) for key, block in named if self._arriving.get(key) in lost]
+            self._miss([key for key, _ in missing], [block for _, block in missing])
+        return bool(lost)
+
     def awaits(self, holding: Holding) -> bool:
         """Whether some of its blocks may not be there yet."""
         return bool(holding.arrivals) and any(each in holding.arrivals for each in self._arriving.values())
@@ -256,7 +265,7 @@ class KVCache:
                     if self._arriving.get(key) is move.arrival:
                         del self._arriving[key]
                 if not well:
-                    self.device.forget(move.blocks)
+                    self._miss(move.keys, move.blocks)
         if owner is not None:
             self._one_less(owner, move, well=well)
 
@@ -301,6 +310,12 @@ class KVCache:
             self.host.read((key,))
             (source,) = self.host.slots((key,))
             self._start(Spill(next(self._numbers), key, parent, source, slot), None)
+
+    def _miss(self, keys: Sequence[Key], blocks: Sequence[int]) -> None:
+        """What could not be loaded once is computed from now on: else it might be tried for ever."""
+        self.device.forget(blocks)
+        self.host.forget(keys)
+        self.disk.forget(keys)
 
     def _start(self, move: Move, owner: Holding | None) -> None:
         if owner is not None:
