@@ -279,6 +279,18 @@ async def test_a_disk_whose_reads_fail_is_done_without(tmp_path: Path) -> None:
         await engine.end()
 
 
+async def test_a_disk_that_hangs_holds_up_neither_answers_nor_the_end(tmp_path: Path) -> None:
+    failing = tmp_path / "failing"
+    faulty = str(Path(__file__).with_name("faulty_engine.py"))
+    with DiskEngine(tmp_path, launcher=(faulty, str(failing))) as engine:
+        await engine.served.until_ready()
+        texts = await engine.first_texts()
+        failing.write_text("hang")
+        assert await engine.texts(PROMPTS[:1]) == texts[:1]
+        await engine.end()
+        assert "copies of KV have not ended within 5 s" in engine.log()
+
+
 # A file system of its own for one process and its children, gone with them; needs no rights of anybody.
 APART = ("unshare", "--map-root-user", "--mount", "sh", "-c")
 
