@@ -17,7 +17,7 @@ from agent.rig import GIB, cpu, gpu, rig, spec
 from tidelane.agent.engine_process import members
 from tidelane.agent.lifecycle import Limits
 from tidelane.rpc.node_agent_pb2 import ReplicaStatus
-from tidelane.rpc.wire import ShareBounds, objective_from_wire
+from tidelane.rpc.wire import KvCacheSpec, ShareBounds, objective_from_wire
 
 pytestmark = pytest.mark.slow  # real processes, dozens of them
 
@@ -287,6 +287,21 @@ async def test_another_model_replaces_the_engine_after_a_drain_on_the_same_port(
         assert after.restarts == 0
         assert [e["code"] for e in r.files.journal("ended")] == [0]
         assert len(r.files.journal("drain")) == 1
+
+
+async def test_kv_stays_on_disk_as_long_as_the_service_has_room_for_it(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        await r.apply(spec(kv_cache=KvCacheSpec(nvme_bytes=GIB)))
+        await r.serving()
+        kept = r.folder(spec()) / "kv" / "kv.slots"
+        kept.parent.mkdir()
+        kept.write_bytes(b"of the engine")
+        await r.apply(spec(generation=2, kv_cache=KvCacheSpec(nvme_bytes=2 * GIB)))
+        await r.serving(generation=2)
+        assert kept.read_bytes() == b"of the engine"
+        await r.apply(spec(generation=3))
+        await r.serving(generation=3)
+        assert not kept.parent.exists()
 
 
 async def test_a_taken_port_is_given_up_for_another(tmp_path: Path) -> None:

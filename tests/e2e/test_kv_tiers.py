@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from tidelane.engine.kv.disk_copier import MOST_FAILURES
+from tidelane.engine.kv.rhythm import FEW_PAUSES
 
 from .serving import Served, free_port, serve_command, text_of
 
@@ -132,6 +133,43 @@ async def test_an_engine_killed_and_started_again_finds_its_kv_on_disk(tmp_path:
     assert fetched >= 2 * 20
 
 
+async def test_who_comes_in_a_rhythm_is_expected(tmp_path: Path) -> None:
+    port, pause_s = free_port(), 4.0
+    sizes = {"pool": DEVICE_BYTES, "host": HOST_BYTES, "disk": DISK_BYTES}
+    command = [*serve_command(port, tmp_path), "--kv-prefetch", "--kv-disk-folder", str(tmp_path / "kv")]
+    command += [text for tier, size in sizes.items() for text in (f"--kv-{tier}-memory", str(size))]
+    with subprocess.Popen(command) as process:
+        engine = Served(process, port)
+        try:
+            await engine.until_ready()
+            async with openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="none", timeout=300) as client:
+                for _ in range(FEW_PAUSES + 2):  # so that it is known how others pause
+                    await text_of(client, "Once and again it is asked of the sea and of the tides, and that is all.", 1)
+                texts = [await text_of(client, PROMPTS[0], 4)]
+                for turn in range(5):
+                    ended_s = time.monotonic()
+                    for name in ("Eve", "Finn"):  # who crowd it out
+                        await text_of(client, f"{name} {turn} " + "has much to tell of the sea. " * 50, 1)
+                    # Its own rhythm, which is what is looked at: nothing waits for this.
+                    await asyncio.sleep(ended_s + pause_s - time.monotonic())
+                    texts.append(await text_of(client, PROMPTS[0], 4))
+            await engine.until_idle()
+            fetched, loaded = [
+                await engine.metrics(
+                    *(
+                        f'kv_prefetch{name}_blocks_total{{model_name="chat",tier="{tier}"}}'
+                        for name in ("ed", "ed_useful")
+                    )
+                )
+                for tier in ("host", "device")
+            ]
+        finally:
+            process.kill()
+    assert len(set(texts)) == 1
+    assert fetched[0] >= fetched[1] > 10
+    assert loaded[0] >= loaded[1] > 10
+
+
 # ---- disks that fail -------------------------------------------------------------------------------------------------
 
 # Some 22 blocks each: device and host memory have room for one of them and a half, the disk for all.
@@ -239,6 +277,18 @@ async def test_a_disk_whose_reads_fail_is_done_without(tmp_path: Path) -> None:
         assert engine.log().count("is left alone from now on") == 1
         assert "KV on disk: [Errno 5] Input/output error" in engine.log()
         await engine.end()
+
+
+async def test_a_disk_that_hangs_holds_up_neither_answers_nor_the_end(tmp_path: Path) -> None:
+    failing = tmp_path / "failing"
+    faulty = str(Path(__file__).with_name("faulty_engine.py"))
+    with DiskEngine(tmp_path, launcher=(faulty, str(failing))) as engine:
+        await engine.served.until_ready()
+        texts = await engine.first_texts()
+        failing.write_text("hang")
+        assert await engine.texts(PROMPTS[:1]) == texts[:1]
+        await engine.end()
+        assert "copies of KV have not ended within 5 s" in engine.log()
 
 
 # A file system of its own for one process and its children, gone with them; needs no rights of anybody.

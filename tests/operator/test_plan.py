@@ -194,7 +194,7 @@ class TestChangingTheSpec:
         assert world.status["endpoint"]
 
     def test_what_has_no_effect_yet_is_said(self, world: World) -> None:
-        for kv_cache in ({"hostMemory": "8Gi", "prefetch": True, "dtype": "auto"}, {"dtype": "int8"}):
+        for kv_cache in ({"prefetch": True, "dtype": "auto"}, {"dtype": "int8"}):
             world.edit(kvCache=kv_cache)
             serving(world)
             assert world.condition("Ready") == ("True", "Serving")
@@ -203,7 +203,7 @@ class TestChangingTheSpec:
     def test_where_no_kv_is_kept_for_later_prompts_all_that_would_steer_it_is_said_to_have_no_effect(
         self, world: World
     ) -> None:
-        wanted = {"hostMemory": "8Gi", "nvme": "64Gi", "dtype": "int8", "idleTimeout": "5m"}
+        wanted = {"hostMemory": "8Gi", "nvme": "64Gi", "dtype": "int8", "idleTimeout": "5m", "prefetch": True}
         world.edit(execution={"mode": "Disaggregated"}, kvCache=wanted)
         serving(world)
         [message] = [each["message"] for each in world.status["conditions"] if each["type"] == "FieldsIgnored"]

@@ -140,6 +140,8 @@ class Replica:
         spec, claim, devices = self.wanted.spec, self.wanted.claim, around.devices()
         try:
             self.folder.prepare()
+            if not spec.kv_cache.nvme_bytes:
+                self.folder.forget_kv()
             self.folder.control_socket.unlink(missing_ok=True)
             self.port = choose_port(self.ref, around.address, spec.port, self.port, around.taken_ports(self.ref))
             launched = Launched(spec, claim, self.port)

@@ -50,7 +50,7 @@ With --measured DIR it replays a measured run of vLLM instead: it fits the prior
 near the whole comes; give --model and --gpu with it."""
 _NOT_WITH_MEASURED = (
     *("trace", "format", "limit", "slo", "sweep", "rates", "rate", "html"),
-    *("kv_host_memory", "kv_disk_memory", "kv_host_rate", "kv_disk_rate"),
+    *("kv_host_memory", "kv_disk_memory", "kv_host_rate", "kv_disk_rate", "kv_prefetch"),
 )
 
 

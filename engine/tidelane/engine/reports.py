@@ -6,7 +6,7 @@ import resource
 from pathlib import Path
 from typing import Final
 
-from tidelane.engine.channel import Heartbeat, Moved, Tier
+from tidelane.engine.channel import Ahead, Heartbeat, Moved, Tier
 from tidelane.engine.estimation.reach import reach
 from tidelane.engine.kv.cache import KVCache
 from tidelane.engine.kv.moves import Fetch, Load, Spill, Store
@@ -58,6 +58,7 @@ def heartbeat(ledger: Ledger, usage: Usage, traffic: Traffic, objective: Objecti
         mode=objective.mode,
         draining=ledger.draining,
         kv_tiers=_tiers(ledger.pool, traffic),
+        kv_prefetched=_prefetched(ledger.pool),
     )
 
 
@@ -69,6 +70,13 @@ def _tiers(cache: KVCache, traffic: Traffic) -> dict[str, Tier]:
         "disk": Tier(cache.disk.total, cache.disk.free, cache.disk.evictions, spilled, fetched),
     }
     return {name: tier for name, tier in tiers.items() if tier.total}
+
+
+def _prefetched(cache: KVCache) -> dict[str, Ahead]:
+    if not cache.host.total:
+        return {}
+    by_tier = {"device": cache.device.guesses, "host": cache.host.guesses}
+    return {name: Ahead(told.brought, told.useful, told.wasted) for name, told in by_tier.items()}
 
 
 def _moved(blocks: int, flow: Flow) -> Moved:

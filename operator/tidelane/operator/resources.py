@@ -229,7 +229,6 @@ def effective_status(effective: Effective) -> dict[str, Any]:
 
 
 _SOURCE_LIMIT: Final = 256
-_IGNORED: Final = ("prefetch",)
 _BELOW_THE_DEVICE: Final = ("hostMemory", "nvme")
 _FOR_LATER_PROMPTS: Final = (*_BELOW_THE_DEVICE, "idleTimeout")
 _MODES_WITH_A_BORDER: Final = (ExecutionMode.LANES, ExecutionMode.AUTO)
@@ -237,18 +236,19 @@ _SHARES: Final = ("minDecodeShare", "maxDecodeShare")
 
 
 def _ignored(execution: Mapping[str, Any], kv_cache: Mapping[str, Any]) -> list[str]:
-    found = [f"spec.kvCache.{name}" for name in _IGNORED if kv_cache.get(name)]
+    found: list[str] = []
     mode = execution.get("mode", "Lanes")
     if mode not in _MODES_WITH_A_BORDER:
         found += [f"spec.execution.{name} ({mode} has no border to move)" for name in _SHARES if name in execution]
     if mode == ExecutionMode.DISAGGREGATED:
         later = (name for name in _FOR_LATER_PROMPTS if kv_cache.get(name))
         found += [f"spec.kvCache.{name} ({mode} keeps no KV for later prompts)" for name in later]
-    if kv_cache.get("dtype", "auto") != "auto":
+    asked = {"dtype": kv_cache.get("dtype", "auto") != "auto", "prefetch": kv_cache.get("prefetch", False)}
+    for name in (name for name, so in asked.items() if so):
         if mode == ExecutionMode.DISAGGREGATED:
-            found.append(f"spec.kvCache.dtype ({mode} keeps no KV for later prompts)")
-        elif not any(kv_cache.get(name) for name in _BELOW_THE_DEVICE):
-            found.append("spec.kvCache.dtype (is of KV below the device: set hostMemory or nvme)")
+            found.append(f"spec.kvCache.{name} ({mode} keeps no KV for later prompts)")
+        elif not any(kv_cache.get(below) for below in _BELOW_THE_DEVICE):
+            found.append(f"spec.kvCache.{name} (is of KV below the device: set hostMemory or nvme)")
     if mode == ExecutionMode.MIXED_BATCH and execution.get("lateRequests") == LateRequests.REFUSE:
         found.append(f"spec.execution.lateRequests ({mode} sets nobody aside)")
     return found

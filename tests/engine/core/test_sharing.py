@@ -12,7 +12,7 @@ from tidelane.engine.estimation.passes import prefill_work
 from tidelane.engine.kv.keys import Key, TokenNames, namespace
 from tidelane.engine.kv.retention import IDLE_TIMEOUT_S, Asker
 from tidelane.engine.request import FinishReason, Request, Sampling, ServiceTier
-from tidelane.engine.scheduling.plan import Plan
+from tidelane.engine.scheduling.plan import Plan, PrefillSlice
 from tidelane.engine.sequence import Sequence
 from tidelane.engine.waiting import DISK_PATIENCE_S, TRIED_ANYWAY
 
@@ -328,3 +328,42 @@ def test_who_comes_back_after_losing_its_place_is_of_the_same_turn() -> None:
     here.submit(request("on", 44, 1, first=100), request("again", 20, 1, first=100))
     here.turn()
     assert [here.ledger.sequences[name].asker for name in ("on", "again")] == [Asker(2, 1), Asker(1, 1)]
+
+
+@pytest.mark.parametrize("policy", ["Lanes", "MixedBatch", "ChunkedPrefill"])
+@pytest.mark.parametrize("late", [False, True])
+def test_who_waits_for_a_load_that_is_lost_is_computed_again_and_who_is_with_him_goes_on(
+    policy: str, late: bool
+) -> None:
+    """`late`: the cache hears of it only after the launch has failed."""
+
+    def waits_in_vain(prefill: PrefillSlice | None) -> bool:
+        spans = () if prefill is None else prefill.spans
+        return any(each.lost for span in spans for each in here.ledger.sequences[span.id].holding.arrivals)
+
+    here = world(blocks=24, host_slots=60, policy=policy, fail=waits_in_vain)
+    first = request("first", 22, 3)
+    here.submit(first)
+    here.run()
+    crowd_out(here, 23)
+    here.submit(request("steady", 8, 30, first=700))
+    while not here.ledger.state().decoding:
+        assert here.advance()
+    here.mover.loses, here.mover.hangs = True, late
+    here.submit(next_turn(here, first, "second", 3), request("with him", 9, 4, first=800))
+    for _ in range(60):
+        here.advance()
+    here.mover.hangs = False
+    here.run()
+    assert {name: here.endings(name) for name in ("second", "with him", "steady")} == {
+        name: [FinishReason.LENGTH] for name in ("second", "with him", "steady")
+    }
+    assert here.ledger.pool.loaded_blocks == 0
+    # Found as it came, and not again until it has been computed.
+    assert cached(here, "second")[0] == 24
+    assert computed(here, "second") >= 27
+    assert here.ledger.pool.free == here.ledger.pool.total
+    here.mover.loses = False
+    here.submit(next_turn(here, first, "third", 4))
+    here.run()
+    assert cached(here, "third")[0] == (12 if late else 28)  # a slot that is still read takes nothing new
