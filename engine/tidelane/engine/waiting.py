@@ -98,6 +98,7 @@ class WaitingLine:
             self._cache.held.follow(sequence.id, keys)
             if sequence.asker is None:  # not when it comes back: that is no turn
                 sequence.asker = Asker(self._cache.turns.next(keys), sequence.request.tier.rank)
+            self._cache.asked_for(keys, sequence.asker)
             coming = self._cache.want(keys, sequence.asker) if self._fetch_pays(sequence, keys) else set()
             if coming:
                 self._coming[sequence.id] = coming
