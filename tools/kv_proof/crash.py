@@ -1,0 +1,236 @@
+"""A storing engine that is killed at any moment, and started again on the same file.
+
+Each life begins with the next turns of all conversations of the life before, whose KV is on the disk alone, and goes on
+with new ones from two clients until SIGKILL comes, at a random moment. *Committed* are the blocks of new conversations
+that the engine's metrics count as stored on the disk when they are read right before the kill: no more than there are,
+since they lag behind by up to a heartbeat. *Hit* are the blocks that next turns find in the next life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+from tools.kv_proof.conversations import SENTENCES
+from tools.kv_proof.records import verify
+from tools.kv_proof.reference import Expected, Reference, match
+from tools.kv_proof.serving import Room, TieredEngine
+from tools.live.rig import NAME
+
+from tidelane.engine.kv.page_file import PAGE
+from tidelane.engine.kv.slot_file import FILE_NAME
+
+LEAST_HIT = 0.9
+_CLIENTS = 2
+_TOLD_EVERY = 10
+_KILLED_WITHIN_S = (0.3, 2.5)
+# Fewer than tell the engine how fast the disk is: what it thinks of that would decide what is fetched.
+_MOST_ASKED = 20
+_SENTENCES_EACH = (1, 3)
+_ANSWER_TOKENS = (8, 32)
+_NEXT_TURN = "\nGo on.\n"
+_NEXT_TOKENS = 6
+_POOL_BLOCKS, _HOST_BLOCKS, _DISK_BLOCKS = 120, 240, 1000
+
+
+@dataclass(slots=True)
+class Said:
+    """A prompt, and what has come of its answer."""
+
+    prompt: str
+    new_tokens: int
+    answer: str = ""
+    ended: bool = False
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """`lived_s`: from the first new conversation to the kill; `found_at_start` of the next life, by its own count;
+    `cut`: streams that the kill cut short; `torn`: records that it left over bytes not their own."""
+
+    lived_s: float
+    found_at_start: int
+    answered: int
+    cut: int
+    committed: int
+    hit: int
+    torn: int
+    tokens: int
+    ties: int
+
+
+@dataclass(slots=True)
+class _Last:
+    """The life that was killed last."""
+
+    asked: list[Said]
+    committed: int
+    lived_s: float
+    torn: int = 0
+
+
+@dataclass(slots=True)
+class Crashed:
+    lives: list[Life] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def committed(self) -> int:
+        return sum(life.committed for life in self.lives)
+
+    @property
+    def hit(self) -> int:
+        return sum(min(life.hit, life.committed) for life in self.lives)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """`encode` gives a token for each character of a text, but for `banned` ones, which no text has."""
+
+    source: str
+    encode: Callable[[str], tuple[int, ...]]
+    banned: tuple[int, ...]
+    block_tokens: int
+    block_bytes: int
+
+
+async def crash(
+    model: Model, reference: Reference, folder: Path, kills: int, seed: int, tell: Callable[[str, int, int], None]
+) -> Crashed:
+    """KV lies in `folder`."""
+    chance = random.Random(seed)
+    began_s = time.monotonic()
+    told = Crashed()
+    last: _Last | None = None
+    torn: frozenset[int] = frozenset()
+    for number in range(kills + 1):
+        tell(f"Killed {number - number % _TOLD_EVERY} times or more", number, kills)
+        with _engine(model, folder) as engine:
+            await engine.served.until_ready()
+            if last is not None:
+                life, faults = await _next_turns(engine, model, reference, last)
+                told.lives.append(life)
+                told.faults += [f"after kill {number}: {fault}" for fault in faults]
+            if number == kills:
+                await engine.end()
+                break
+            last = await _until_killed(engine, model, number, chance)
+        records = verify(engine.kv / FILE_NAME, model.block_bytes)
+        last.torn = len(records.torn - torn)
+        torn = records.torn
+    told.seconds = time.monotonic() - began_s
+    return told
+
+
+async def _next_turns(engine: TieredEngine, model: Model, reference: Reference, last: _Last) -> tuple[Life, list[str]]:
+    """What the last life comes to, now that its conversations go on; and what is not as it must be."""
+    found = await engine.served.metric(f'kv_tier_blocks{{model_name="{NAME}",state="idle",tier="disk"}}')
+    turns = [Said(said.prompt + said.answer + _NEXT_TURN, _NEXT_TOKENS) for said in last.asked]
+    await _one_after_another(engine, model, turns)
+    answers = [*last.asked, *turns]
+    tokens, ties, faults = _compared(model, reference, answers)
+    faults += [f"no end came to {said.prompt!r}" for said in turns if not said.ended]
+    hit = sum(said.cached_tokens for said in turns) // model.block_tokens
+    if hit < LEAST_HIT * last.committed:
+        faults.append(f"{hit} of {last.committed} committed blocks were hit")
+    if last.torn > 1:  # one thread writes
+        faults.append(f"{last.torn} records were torn at once")
+    cut = sum(not said.ended for said in last.asked)
+    life = Life(last.lived_s, int(found), len(answers) - cut, cut, last.committed, hit, last.torn, tokens, ties)
+    return life, faults
+
+
+def _engine(model: Model, folder: Path) -> TieredEngine:
+    block_bytes = model.block_bytes
+    room = Room(_POOL_BLOCKS * block_bytes, _HOST_BLOCKS * block_bytes, _DISK_BLOCKS * (block_bytes + PAGE))
+    return TieredEngine(folder, room, model=model.source)
+
+
+async def _until_killed(engine: TieredEngine, model: Model, life: int, chance: random.Random) -> _Last:
+    stored = await _settled(engine)
+    began_s = time.monotonic()
+    asked: list[Said] = []
+
+    async def keep_asking(client: httpx.AsyncClient) -> None:
+        while len(asked) < _MOST_ASKED:
+            text = " ".join(chance.choices(SENTENCES, k=chance.randint(*_SENTENCES_EACH)))
+            said = Said(f"{life}.{len(asked)} {text}\n", chance.randint(*_ANSWER_TOKENS))
+            asked.append(said)
+            await _ask(client, model, said)
+            if not said.ended:
+                return
+
+    async with httpx.AsyncClient(base_url=engine.served.url, timeout=60) as client, asyncio.TaskGroup() as clients:
+        for _ in range(_CLIENTS):
+            clients.create_task(keep_asking(client))
+        await asyncio.sleep(chance.uniform(*_KILLED_WITHIN_S))  # the moment, at random; nothing is waited for
+        committed = await engine.moved("moved_blocks", "store") - stored
+        engine.kill()
+    return _Last(asked, int(committed), time.monotonic() - began_s)
+
+
+async def _settled(engine: TieredEngine) -> float:
+    """Blocks stored on the disk, once no more are being stored of what was asked so far."""
+    await engine.served.until_idle()
+    before = -1.0
+    async with asyncio.timeout(60):
+        while (stored := await engine.moved("moved_blocks", "store")) != before:
+            before = stored
+            await asyncio.sleep(0.5)  # two heartbeats
+    return stored
+
+
+async def _one_after_another(engine: TieredEngine, model: Model, turns: Sequence[Said]) -> None:
+    async with httpx.AsyncClient(base_url=engine.served.url, timeout=60) as client:
+        for said in turns:
+            await _ask(client, model, said)
+
+
+async def _ask(client: httpx.AsyncClient, model: Model, said: Said) -> None:
+    """Until the answer or the engine ends."""
+    bias = {str(token): -100 for token in model.banned}
+    body = {
+        "model": NAME, "prompt": said.prompt, "max_tokens": said.new_tokens, "temperature": 0, "ignore_eos": True,
+        "stream": True, "stream_options": {"include_usage": True}, "logit_bias": bias,
+    }  # fmt: skip
+    try:
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                return
+            async for line in response.aiter_lines():
+                if line == "data: [DONE]":
+                    said.ended = True
+                elif line.startswith("data: "):
+                    _take(said, json.loads(line.removeprefix("data: ")))
+    except httpx.TransportError:
+        return  # it was killed; what came before is the beginning of an answer
+
+
+def _take(said: Said, chunk: dict[str, object]) -> None:
+    choices, usage = chunk.get("choices"), chunk.get("usage")
+    if isinstance(choices, list):
+        said.answer += "".join(choice["text"] for choice in choices)
+    if isinstance(usage, dict):
+        said.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def _compared(model: Model, reference: Reference, answers: Sequence[Said]) -> tuple[int, int, list[str]]:
+    """Tokens that are equal, near ties that fell otherwise, and what is wrong."""
+    expected: list[Expected] = reference.answers([(model.encode(said.prompt), said.new_tokens) for said in answers])
+    tokens = ties = 0
+    wrong = []
+    for said, theirs in zip(answers, expected, strict=True):
+        found = match(model.encode(said.answer), theirs)
+        tokens += found.equal
+        ties += found.tied
+        if found.wrong:
+            wrong.append(f"{said.prompt!r}: the answer is wrong from token {found.equal} on")
+    return tokens, ties, wrong
