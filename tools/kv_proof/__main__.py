@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import dataclasses
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -65,6 +66,8 @@ def main() -> int:
     pressure.set_defaults(run=_pressure)
     args = parser.parse_args()
     check_outputs(args.json, None)
+    # So that the engine that was started ends, too, and what was written is deleted.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     run: Callable[[argparse.Namespace], int] = args.run
     return run(args)
 

@@ -29,7 +29,9 @@ from tidelane.engine.kv.slot_file import FILE_NAME
 LEAST_HIT = 0.9
 _CLIENTS = 2
 _TOLD_EVERY = 10
-_KILLED_WITHIN_S = (0.3, 2.5)
+_KILLED_AFTER_TOKENS = (1, 350)  # of all clients; they ask for some 400
+_THEN_WITHIN_S = 0.3
+_ANSWER_WITHIN_S = 300.0
 # Fewer than tell the engine how fast the disk is: what it thinks of that would decide what is fetched.
 _MOST_ASKED = 20
 _SENTENCES_EACH = (1, 3)
@@ -158,22 +160,30 @@ async def _until_killed(engine: TieredEngine, model: Model, life: int, chance: r
     stored = await _settled(engine)
     began_s = time.monotonic()
     asked: list[Said] = []
+    # A moment by what has been answered, so that it is while the engine works, however slow the machine.
+    answered, until_tokens = asyncio.Event(), chance.randint(*_KILLED_AFTER_TOKENS)
+
+    def heard() -> None:
+        if sum(len(said.answer) for said in asked) >= until_tokens:
+            answered.set()
 
     async def keep_asking(client: httpx.AsyncClient) -> None:
         while len(asked) < _MOST_ASKED:
             text = " ".join(chance.choices(SENTENCES, k=chance.randint(*_SENTENCES_EACH)))
             said = Said(f"{life}.{len(asked)} {text}\n", chance.randint(*_ANSWER_TOKENS))
             asked.append(said)
-            await _ask(client, model, said)
+            await _ask(client, model, said, heard)
             if not said.ended:
                 return
 
-    async with httpx.AsyncClient(base_url=engine.served.url, timeout=60) as client, asyncio.TaskGroup() as clients:
-        for _ in range(_CLIENTS):
-            clients.create_task(keep_asking(client))
-        await asyncio.sleep(chance.uniform(*_KILLED_WITHIN_S))  # the moment, at random; nothing is waited for
+    async with httpx.AsyncClient(base_url=engine.served.url, timeout=_ANSWER_WITHIN_S) as client:
+        clients = asyncio.gather(*(keep_asking(client) for _ in range(_CLIENTS)))
+        await asyncio.wait((clients, asyncio.ensure_future(answered.wait())), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.sleep(chance.uniform(0, _THEN_WITHIN_S))  # so that stores, too, are cut short anywhere
         committed = await engine.moved("moved_blocks", "store") - stored
         engine.kill()
+        answered.set()
+        await clients
     return _Last(asked, int(committed), time.monotonic() - began_s)
 
 
@@ -181,7 +191,7 @@ async def _settled(engine: TieredEngine) -> float:
     """Blocks stored on the disk, once no more are being stored of what was asked so far."""
     await engine.served.until_idle()
     before = -1.0
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(_ANSWER_WITHIN_S):
         while (stored := await engine.moved("moved_blocks", "store")) != before:
             before = stored
             await asyncio.sleep(0.5)  # two heartbeats
@@ -189,12 +199,12 @@ async def _settled(engine: TieredEngine) -> float:
 
 
 async def _one_after_another(engine: TieredEngine, model: Model, turns: Sequence[Said]) -> None:
-    async with httpx.AsyncClient(base_url=engine.served.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=engine.served.url, timeout=_ANSWER_WITHIN_S) as client:
         for said in turns:
             await _ask(client, model, said)
 
 
-async def _ask(client: httpx.AsyncClient, model: Model, said: Said) -> None:
+async def _ask(client: httpx.AsyncClient, model: Model, said: Said, heard: Callable[[], None] = lambda: None) -> None:
     """Until the answer or the engine ends."""
     bias = {str(token): -100 for token in model.banned}
     body = {
@@ -210,6 +220,7 @@ async def _ask(client: httpx.AsyncClient, model: Model, said: Said) -> None:
                     said.ended = True
                 elif line.startswith("data: "):
                     _take(said, json.loads(line.removeprefix("data: ")))
+                    heard()
     except httpx.TransportError:
         return  # it was killed; what came before is the beginning of an answer
 

@@ -21,7 +21,9 @@ from tidelane.rpc.wire import ExecutionMode, Objective, objective_to_wire
 
 # Streams run side by side, however slow the machine.
 _LOOSE = Slo(ttft_s=2.0, ttft_per_1k_input_tokens_s=2.0, tpot_s=2.0, percentile=90)
-READY_WITHIN_S = 180.0
+# Far beyond what they take beside nothing else; a proof may run beside much.
+READY_WITHIN_S = 300.0
+IDLE_WITHIN_S = 120.0
 _POLL_S = 0.1
 
 
@@ -64,7 +66,7 @@ class Served:
     async def until_idle(self) -> None:
         """Until nothing runs or waits and no block is held: metrics lag behind answers by up to a heartbeat."""
         held = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(IDLE_WITHIN_S):
             while any(await self.metrics(*held)):
                 await asyncio.sleep(_POLL_S)
 
