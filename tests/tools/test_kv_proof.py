@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,10 +12,11 @@ import pytest
 import torch
 from tools.kv_proof import tiny_model
 from tools.kv_proof.conversations import Conversation, Turn, conversations, rounds
-from tools.kv_proof.crash import LEAST_HIT, Model, crash
+from tools.kv_proof.crash import LEAST_HIT, Life, crash, tiny
 from tools.kv_proof.records import Records, verify
 from tools.kv_proof.reference import TIE, Expected, Match, Reference, match
 from tools.kv_proof.replay import Diverged, Recorder, Replay
+from tools.kv_proof.report import ended
 from tools.kv_proof.text import Answer, Bench, Case, compare, differences
 
 from engine.core.virtual import World, request
@@ -81,6 +83,17 @@ def test_a_record_that_is_not_whole_is_found_from_outside(tmp_path: Path) -> Non
     flip(file, layout.offset(1) + 4096 + 4999)
     flip(file, layout.offset(3) + 60)  # of the key: no header any more
     assert verify(file, 5000) == Records(1, frozenset({1}))
+
+
+def test_a_fault_is_told_and_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "a.json"
+    life = Life(0.5, 7, 3, 1, 10, 8, 0, 60, 0)
+    assert ended(["crash", "--json", str(out)], out, {"seed": 0}, [life], ["8 of 10 committed blocks were hit"]) == 1
+    assert capsys.readouterr().out == "NOT AS IT MUST BE: 8 of 10 committed blocks were hit\n"
+    plain = json.loads(out.read_text())
+    assert plain["command"] == "python -m tools.kv_proof crash"
+    assert (plain["results"][0]["hit"], plain["faults"]) == (8, ["8 of 10 committed blocks were hit"])
+    assert ended([], None, {}, [life], []) == 0
 
 
 # ---- launching again -------------------------------------------------------------------------------------------------
@@ -159,26 +172,11 @@ def test_a_wrong_byte_is_found(bench: Bench, monkeypatch: pytest.MonkeyPatch) ->
     assert "the canary: " in fault
 
 
-@pytest.fixture
-def reference(bench: Bench) -> Iterator[Reference]:
-    with Reference(bench.loaded, bench.cores, tiny_model.NOT_TEXT) as made:
-        yield made
-
-
 @pytest.mark.slow
-async def test_what_was_committed_before_a_kill_comes_back_right(
-    bench: Bench, reference: Reference, tmp_path: Path
-) -> None:
-    folder, layout = bench.loaded.facts.folder, bench.loaded.facts.kv_layout
-    tokenizer = tokenizer_of(folder)
-    model = Model(
-        f"file://{folder}",
-        lambda text: tokenizer.encode(text, len(text)),
-        tiny_model.NOT_TEXT,
-        layout.block_tokens,
-        layout.block_bytes,
-    )
-    told = await crash(model, reference, tmp_path, kills=4, seed=1, tell=nothing_told)
+async def test_what_was_committed_before_a_kill_comes_back_right(tmp_path: Path) -> None:
+    model, loaded = tiny(tmp_path / "model", seed=1)
+    with Reference(loaded, sorted(os.sched_getaffinity(0)), model.banned) as reference:
+        told = await crash(model, reference, tmp_path, kills=4, seed=1, tell=nothing_told)
     assert told.faults == []
     assert len(told.lives) == 4
     assert told.committed > 40

@@ -14,17 +14,22 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
+import torch
+from tools.kv_proof import tiny_model
 from tools.kv_proof.conversations import SENTENCES
 from tools.kv_proof.records import verify
 from tools.kv_proof.reference import Expected, Reference, match
 from tools.kv_proof.serving import Room, TieredEngine
 from tools.live.rig import NAME
 
+from tidelane.engine.http.tokenizer import Tokenizer
 from tidelane.engine.kv.page_file import PAGE
 from tidelane.engine.kv.slot_file import FILE_NAME
+from tidelane.engine.model.loading import LoadedModel, load
 
 LEAST_HIT = 0.9
 _CLIENTS = 2
@@ -94,7 +99,7 @@ class Crashed:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ServedModel:
     """`encode` gives a token for each character of a text, but for `banned` ones, which no text has."""
 
     source: str
@@ -104,8 +109,21 @@ class Model:
     block_bytes: int
 
 
+def tiny(folder: Path, seed: int) -> tuple[ServedModel, LoadedModel]:
+    """A random one, written to `folder`."""
+    tiny_model.save(folder, seed)
+    loaded = load(folder, "float32", None, torch.device("cpu"))
+    tokenizer, layout = Tokenizer.load(folder, lambda: datetime.now(tz=UTC)), loaded.facts.kv_layout
+
+    def encode(text: str) -> tuple[int, ...]:
+        return tokenizer.encode(text, len(text))
+
+    served = ServedModel(f"file://{folder}", encode, tiny_model.NOT_TEXT, layout.block_tokens, layout.block_bytes)
+    return served, loaded
+
+
 async def crash(
-    model: Model, reference: Reference, folder: Path, kills: int, seed: int, tell: Callable[[str, int, int], None]
+    model: ServedModel, reference: Reference, folder: Path, kills: int, seed: int, tell: Callable[[str, int, int], None]
 ) -> Crashed:
     """KV lies in `folder`."""
     chance = random.Random(seed)
@@ -132,7 +150,9 @@ async def crash(
     return told
 
 
-async def _next_turns(engine: TieredEngine, model: Model, reference: Reference, last: _Last) -> tuple[Life, list[str]]:
+async def _next_turns(
+    engine: TieredEngine, model: ServedModel, reference: Reference, last: _Last
+) -> tuple[Life, list[str]]:
     """What the last life comes to, now that its conversations go on; and what is not as it must be."""
     found = await engine.served.metric(f'kv_tier_blocks{{model_name="{NAME}",state="idle",tier="disk"}}')
     turns = [Said(said.prompt + said.answer + _NEXT_TURN, _NEXT_TOKENS) for said in last.asked]
@@ -150,13 +170,13 @@ async def _next_turns(engine: TieredEngine, model: Model, reference: Reference, 
     return life, faults
 
 
-def _engine(model: Model, folder: Path) -> TieredEngine:
+def _engine(model: ServedModel, folder: Path) -> TieredEngine:
     block_bytes = model.block_bytes
     room = Room(_POOL_BLOCKS * block_bytes, _HOST_BLOCKS * block_bytes, _DISK_BLOCKS * (block_bytes + PAGE))
     return TieredEngine(folder, room, model=model.source)
 
 
-async def _until_killed(engine: TieredEngine, model: Model, life: int, chance: random.Random) -> _Last:
+async def _until_killed(engine: TieredEngine, model: ServedModel, life: int, chance: random.Random) -> _Last:
     stored = await _settled(engine)
     began_s = time.monotonic()
     asked: list[Said] = []
@@ -198,13 +218,15 @@ async def _settled(engine: TieredEngine) -> float:
     return stored
 
 
-async def _one_after_another(engine: TieredEngine, model: Model, turns: Sequence[Said]) -> None:
+async def _one_after_another(engine: TieredEngine, model: ServedModel, turns: Sequence[Said]) -> None:
     async with httpx.AsyncClient(base_url=engine.served.url, timeout=_ANSWER_WITHIN_S) as client:
         for said in turns:
             await _ask(client, model, said)
 
 
-async def _ask(client: httpx.AsyncClient, model: Model, said: Said, heard: Callable[[], None] = lambda: None) -> None:
+async def _ask(
+    client: httpx.AsyncClient, model: ServedModel, said: Said, heard: Callable[[], None] = lambda: None
+) -> None:
     """Until the answer or the engine ends."""
     bias = {str(token): -100 for token in model.banned}
     body = {
@@ -233,7 +255,7 @@ def _take(said: Said, chunk: dict[str, object]) -> None:
         said.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
 
 
-def _compared(model: Model, reference: Reference, answers: Sequence[Said]) -> tuple[int, int, list[str]]:
+def _compared(model: ServedModel, reference: Reference, answers: Sequence[Said]) -> tuple[int, int, list[str]]:
     """Tokens that are equal, near ties that fell otherwise, and what is wrong."""
     expected: list[Expected] = reference.answers([(model.encode(said.prompt), said.new_tokens) for said in answers])
     tokens = ties = 0

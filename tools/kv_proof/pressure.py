@@ -18,7 +18,7 @@ CLIENTS = 64
 BLOCK_BYTES = 737_280
 ROOM = Room(device_bytes=4 * 15 * BLOCK_BYTES, host_bytes=36 * BLOCK_BYTES, disk_bytes=256 << 20)
 # After the last request was sent, for all to end: far more than it takes to compute all that can wait.
-_END_WITHIN_S = 400.0
+_END_WITHIN_S = 900.0
 _TELL_EVERY_S = 5.0
 
 
