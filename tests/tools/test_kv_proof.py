@@ -17,7 +17,8 @@ from tools.kv_proof.records import Records, verify
 from tools.kv_proof.reference import TIE, Expected, Match, Reference, match
 from tools.kv_proof.replay import Diverged, Recorder, Replay
 from tools.kv_proof.report import ended
-from tools.kv_proof.text import Answer, Bench, Case, compare, differences
+from tools.kv_proof.text import compare, differences
+from tools.kv_proof.text_runs import Answer, Bench, Case
 
 from engine.core.virtual import World, request
 from engine.kv.records import flip, key_of, payload_of

@@ -27,7 +27,8 @@ from tools.kv_proof.pressure import ROOM, Pressed, press
 from tools.kv_proof.reference import Reference
 from tools.kv_proof.report import ended, show_crash, show_pressure, show_text
 from tools.kv_proof.serving import TieredEngine
-from tools.kv_proof.text import Bench, Case, compare
+from tools.kv_proof.text import compare
+from tools.kv_proof.text_runs import Bench, Case
 from tools.live.rig import MODEL, above_zero, one_or_more, refusing
 
 from tidelane.cli.targets import BadOption

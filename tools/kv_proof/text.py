@@ -10,80 +10,17 @@ Three runs of each case, of the same requests:
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from tools.kv_proof.conversations import Conversation, rounds
-from tools.kv_proof.replay import Diverged, Recorder, Replay, Step
+from tools.kv_proof.replay import Diverged
+from tools.kv_proof.text_runs import Answer, Bench, Case, Run, Tell, resident, with_tiers
 
-from tidelane.engine.bench.in_process import InProcessEngine
-from tidelane.engine.channel import Refused, Tokens
-from tidelane.engine.config import ServeConfig
 from tidelane.engine.kv.canary import WrongKV
-from tidelane.engine.kv.device import DevicePool
-from tidelane.engine.kv.keys import TokenNames
-from tidelane.engine.kv.slot_file import SlotLayout
-from tidelane.engine.lanes.partition import partition_table
-from tidelane.engine.model.loading import LoadedModel, kv_namespace
-from tidelane.engine.request import Request, Sampling
-from tidelane.engine.scheduling.plan import Objective, Scheduler
-from tidelane.engine.scheduling.policies import live_policies
-from tidelane.engine.slo import Slo
-from tidelane.engine.tiers import Below, open_below
-from tidelane.rpc import wire
-from tidelane.rpc.wire import ExecutionMode
 
-# A text, and how much of what is done: `Meter.tell`.
-Tell = Callable[[str, int, int], None]
-# No target holds anyone back, and slices are the smallest there are, so that prefill and decode overlap.
-_ANY_TIME = Slo(ttft_s=0.001, tpot_s=100.0)
-# By their time of arrival requests come later than now, so that none loses patience with the disk: KV that is not
-# waited for is computed, and then there is nothing to compare.
-_AHEAD_S = 3600.0
 # Of the blocks that were found, by each way, at least: else little would have been proven.
 _SHARE_BELOW = 0.05
-# Two cores named twice run the splits of a machine of four.
-_FEWEST_UNITS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    mode: ExecutionMode
-    at_once: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.mode}, " + (f"{self.at_once} at once" if self.at_once > 1 else "one after another")
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    tokens: tuple[int, ...]
-    cached_tokens: int
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """Blocks by what became of them, of all tiers below the device."""
-
-    loaded: int
-    fetched: int
-    left_device: int
-    left_host: int
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    requests: tuple[tuple[Request, ...], ...]  # by round
-    answers: Mapping[str, Answer]
-    steps: tuple[Step, ...]
-    moved: Moved
-    leaked_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,53 +44,34 @@ class Compared:
     faults: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """What all cases share."""
-
-    loaded: LoadedModel
-    cores: tuple[int, ...]
-    talks: tuple[Conversation, ...]
-    folder: Path
-    seed: int
-
-    @property
-    def units(self) -> tuple[int, ...]:
-        return self.cores if len(self.cores) >= _FEWEST_UNITS else self.cores * 2
-
-    def blocks(self, talks: Sequence[Conversation]) -> int:
-        """That they take at their ends."""
-        return sum(self.loaded.facts.kv_layout.blocks_for(talk.tokens) for talk in talks)
-
-
 def compare(bench: Bench, case: Case, tell: Tell) -> Compared:
     began_s = time.monotonic()
     try:
-        with_tiers = _with_tiers(bench, case, tell)
+        tiered = with_tiers(bench, case, tell)
     except WrongKV as error:
         return _failed(case, began_s, f"the canary: {error}")
-    resident: Run | None = None
+    repeated: Run | None = None
     faults: list[str] = []
     try:
-        resident = _resident(bench, case, with_tiers, tell)
+        repeated = resident(bench, case, tiered, tell)
     except Diverged as error:
         faults.append(f"the resident engine could not repeat the launches: {error}")
-    own = _resident(bench, case, replace(with_tiers, steps=()), tell)
-    return _compared(case, with_tiers, resident, own, faults, time.monotonic() - began_s)
+    own = resident(bench, case, replace(tiered, steps=()), tell)
+    return _compared(bench, case, tiered, repeated, own, faults, time.monotonic() - began_s)
 
 
 def _compared(
-    case: Case, with_tiers: Run, resident: Run | None, own: Run, faults: list[str], seconds: float
+    bench: Bench, case: Case, tiered: Run, repeated: Run | None, own: Run, faults: list[str], seconds: float
 ) -> Compared:
-    answers = with_tiers.answers
-    differing = [] if resident is None else differences(answers, resident.answers)
+    answers = tiered.answers
+    differing = [] if repeated is None else differences(answers, repeated.answers)
     faults += [f"{name}: {answer.error}" for name, answer in answers.items() if answer.error is not None]
     faults += differing
-    for name, run in (("with tiers", with_tiers), ("resident", resident or with_tiers)):
+    for name, run in (("with tiers", tiered), ("resident", repeated or tiered)):
         if run.leaked_blocks:
             faults.append(f"{name}: {run.leaked_blocks} device blocks were not given back")
-    moved, block_tokens = with_tiers.moved, 16
-    found = sum(answer.cached_tokens for answer in answers.values()) // block_tokens
+    moved = tiered.moved
+    found = sum(answer.cached_tokens for answer in answers.values()) // bench.loaded.facts.kv_layout.block_tokens
     from_host = moved.loaded - moved.fetched
     for place, blocks in (("in host memory", from_host), ("on the disk", moved.fetched)):
         if blocks < _SHARE_BELOW * found:
@@ -161,10 +79,10 @@ def _compared(
     return Compared(
         case=case.name,
         turns=len(answers),
-        tokens=sum(len(answer.tokens) for answer in answers.values()) if resident is not None else 0,
+        tokens=sum(len(answer.tokens) for answer in answers.values()) if repeated is not None else 0,
         differing=tuple(differing),
-        launches=len(with_tiers.steps),
-        fused=sum(step.plan.fused for step in with_tiers.steps),
+        launches=len(tiered.steps),
+        fused=sum(step.plan.fused for step in tiered.steps),
         on_device=found - moved.loaded,
         from_host=from_host,
         from_disk=moved.fetched,
@@ -195,126 +113,3 @@ def differences(left: Mapping[str, Answer], right: Mapping[str, Answer]) -> list
 def _failed(case: Case, began_s: float, fault: str) -> Compared:
     seconds = time.monotonic() - began_s
     return Compared(case.name, 0, 0, (), 0, 0, 0, 0, 0, 0, 0, 0, seconds, (fault,))
-
-
-def _with_tiers(bench: Bench, case: Case, tell: Tell) -> Run:
-    every, longest = bench.blocks(bench.talks), bench.blocks((max(bench.talks, key=lambda talk: talk.tokens),))
-    # Room for those that run, if they are of usual length: long ones wait for each other. The disk is for all.
-    pool_blocks = max(every * case.at_once // len(bench.talks), longest) + 2 * case.at_once
-    host_blocks = max(every // 3, pool_blocks + every // 4)
-    facts = bench.loaded.facts
-    block_bytes = facts.kv_layout.block_bytes
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kv-proof-", dir=bench.folder)))
-        config = ServeConfig(
-            model=str(facts.folder),
-            model_store=folder,
-            served_name="kv-proof",
-            objective=wire.Objective(_ANY_TIME, case.mode),
-            kv_host_bytes=host_blocks * block_bytes,
-            kv_disk_bytes=SlotLayout(block_bytes, every + every // 4).file_bytes,
-            kv_disk_folder=folder,
-        )
-
-        def tiers(pool: DevicePool, notify: Callable[[], None]) -> Below:
-            # Without the size of a record no fetch is predicted to take time: a slow disk is to be used, too.
-            return replace(open_below(config, facts, pool, notify), record_bytes=0)
-
-        recorder = Recorder(_policy(bench, case))
-        engine = stack.enter_context(_engine(bench, case, recorder, pool_blocks, open_tiers=tiers, watched=True))
-        asked: list[tuple[Request, ...]] = []
-        drawn = list(rounds(bench.talks, case.at_once, bench.seed))
-        for number, talks in enumerate(drawn):
-            tell(f"{case.name}: with tiers", number, len(drawn))
-            answers = _answers(engine)
-            asked.append(tuple(_request(bench, talk, turn, answers) for talk, turn in talks))
-            _ask(engine, asked[-1])
-        return _run(engine, asked, recorder.steps)
-
-
-def _resident(bench: Bench, case: Case, other: Run, tell: Tell) -> Run:
-    """The same requests in a pool for all; by the launches of `other`, if it has any. Raises Diverged."""
-    replayed = Replay(other.steps)
-    policy: Scheduler = replayed if other.steps else _policy(bench, case)
-    pool_blocks = bench.blocks(bench.talks) + len(bench.talks)
-    batches = "the same launches" if other.steps else "its own batches"
-    with _engine(bench, case, policy, pool_blocks) as engine:
-        for number, asked in enumerate(other.requests):
-            tell(f"{case.name}: resident, {batches}", number, len(other.requests))
-            _ask(engine, asked)
-        if replayed.done < len(other.steps):
-            raise Diverged(f"{len(other.steps) - replayed.done} launches were left over")
-        return _run(engine, other.requests, other.steps)
-
-
-def _policy(bench: Bench, case: Case) -> Scheduler:
-    return live_policies(partition_table(len(bench.units)))[case.mode]
-
-
-def _engine(
-    bench: Bench,
-    case: Case,
-    policy: Scheduler,
-    blocks: int,
-    *,
-    open_tiers: Callable[[DevicePool, Callable[[], None]], Below] | None = None,
-    watched: bool = False,
-) -> InProcessEngine:
-    facts = bench.loaded.facts
-    return InProcessEngine(
-        bench.loaded,
-        cores=bench.units,
-        mode=case.mode,
-        kv_blocks=blocks,
-        objective=Objective(_ANY_TIME),
-        schedulers={case.mode: policy},
-        names=TokenNames(kv_namespace(facts), facts.kv_layout.block_tokens),
-        open_tiers=open_tiers,
-        watched=watched,
-    )
-
-
-def _request(bench: Bench, talk: Conversation, turn: int, answers: Mapping[str, Answer]) -> Request:
-    """All that was said so far, by both, and what is said now."""
-    prompt: tuple[int, ...] = ()
-    for at, each in enumerate(talk.turns[: turn + 1]):
-        prompt += each.said
-        if at < turn:
-            prompt += answers[f"{talk.name} turn {at + 1}"].tokens
-    # By a bias no text ends early, so that each is as long as was asked for.
-    sampling = Sampling(
-        seed=0, temperature=0.0, logit_bias=tuple((token, -1e9) for token in bench.loaded.facts.stop_token_ids)
-    )
-    name, new_tokens = f"{talk.name} turn {turn + 1}", talk.turns[turn].answer_tokens
-    return Request(name, prompt, new_tokens, sampling, arrival_s=time.monotonic() + _AHEAD_S)
-
-
-def _ask(engine: InProcessEngine, requests: Sequence[Request]) -> None:
-    """All at once, until all that they have caused to be moved has been."""
-    for request in requests:
-        engine.submit(request)
-    engine.run()
-
-
-def _answers(engine: InProcessEngine) -> dict[str, Answer]:
-    cached: dict[str, int] = {}
-    for message in engine.desk.sent:
-        if isinstance(message, Tokens) and message.new:
-            cached.setdefault(message.request_id, message.cached_tokens)
-    endings = engine.endings()
-    found = {}
-    for name, tokens in engine.answers().items():
-        ending = endings.get(name)
-        error = None
-        if isinstance(ending, Refused):
-            error = ending.message
-        elif ending is None or ending.error is not None:
-            error = "no end came" if ending is None else ending.error
-        found[name] = Answer(tuple(tokens), cached.get(name, 0), error)
-    return found
-
-
-def _run(engine: InProcessEngine, asked: Sequence[tuple[Request, ...]], steps: Sequence[Step]) -> Run:
-    cache = engine.ledger.pool
-    moved = Moved(cache.loaded_blocks, cache.fetched_blocks, cache.device.evictions, cache.host.evictions)
-    return Run(tuple(asked), _answers(engine), tuple(steps), moved, cache.total - cache.free)
