@@ -3,7 +3,10 @@
 Each life begins with the next turns of all conversations of the life before, whose KV is on the disk alone, and goes on
 with new ones from two clients until SIGKILL comes, at a random moment. *Committed* are the blocks of new conversations
 that the engine's metrics count as stored on the disk when they are read right before the kill: no more than there are,
-since they lag behind by up to a heartbeat. *Hit* are the blocks that next turns find in the next life.
+since they lag behind by up to a heartbeat. *Kept* are those whose records are whole in the file after the kill, *hit*
+those that next turns find in the next life. The disk is full after some lives, so that slots are written again and
+again. What is found at a start is of no known age, so what one next turn adds may make room of what another has not
+asked for yet: no kill is to blame for that, and it is told apart.
 """
 
 from __future__ import annotations
@@ -27,9 +30,10 @@ from tools.kv_proof.serving import Room, TieredEngine
 from tools.live.rig import NAME
 
 from tidelane.engine.http.tokenizer import Tokenizer
+from tidelane.engine.kv.keys import Key, chain, root
 from tidelane.engine.kv.page_file import PAGE
 from tidelane.engine.kv.slot_file import FILE_NAME
-from tidelane.engine.model.loading import LoadedModel, load
+from tidelane.engine.model.loading import LoadedModel, kv_namespace, load
 
 LEAST_HIT = 0.9
 _CLIENTS = 2
@@ -60,14 +64,17 @@ class Said:
 @dataclass(frozen=True, slots=True)
 class Life:
     """`lived_s`: from the first new conversation to the kill; `found_at_start` of the next life, by its own count;
-    `cut`: streams that the kill cut short; `torn`: records that it left over bytes not their own."""
+    `cut`: streams that the kill cut short; `evicted`: blocks on the disk, of any age, that made room for what the next
+    turns added; `torn`: records that the kill left over bytes not their own."""
 
     lived_s: float
     found_at_start: int
     answered: int
     cut: int
     committed: int
+    kept: int
     hit: int
+    evicted: int
     torn: int
     tokens: int
     ties: int
@@ -80,6 +87,7 @@ class _Last:
     asked: list[Said]
     committed: int
     lived_s: float
+    kept: int = 0
     torn: int = 0
 
 
@@ -94,17 +102,23 @@ class Crashed:
         return sum(life.committed for life in self.lives)
 
     @property
+    def kept(self) -> int:
+        return sum(min(life.kept, life.committed) for life in self.lives)
+
+    @property
     def hit(self) -> int:
         return sum(min(life.hit, life.committed) for life in self.lives)
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """`encode` gives a token for each character of a text, but for `banned` ones, which no text has."""
+    """`encode` gives a token for each character of a text, but for `banned` ones, which no text has; `names` are those
+    of the whole blocks of some tokens."""
 
     source: str
     encode: Callable[[str], tuple[int, ...]]
     banned: tuple[int, ...]
+    names: Callable[[Sequence[int]], list[Key]]
     block_tokens: int
     block_bytes: int
 
@@ -118,8 +132,12 @@ def tiny(folder: Path, seed: int) -> tuple[ServedModel, LoadedModel]:
     def encode(text: str) -> tuple[int, ...]:
         return tokenizer.encode(text, len(text))
 
-    served = ServedModel(f"file://{folder}", encode, tiny_model.NOT_TEXT, layout.block_tokens, layout.block_bytes)
-    return served, loaded
+    def names(tokens: Sequence[int]) -> list[Key]:
+        whole = tokens[: len(tokens) // layout.block_tokens * layout.block_tokens]
+        return chain(root(kv_namespace(loaded.facts), ""), whole, layout.block_tokens)
+
+    sizes = (layout.block_tokens, layout.block_bytes)
+    return ServedModel(f"file://{folder}", encode, tiny_model.NOT_TEXT, names, *sizes), loaded
 
 
 async def crash(
@@ -144,8 +162,11 @@ async def crash(
                 break
             last = await _until_killed(engine, model, number, chance)
         records = verify(engine.kv / FILE_NAME, model.block_bytes)
-        last.torn = len(records.torn - torn)
+        names = {name for said in last.asked for name in model.names(model.encode(said.prompt + said.answer))}
+        last.kept, last.torn = len(names & records.whole), len(records.torn - torn)
         torn = records.torn
+    if told.hit < LEAST_HIT * told.committed:
+        told.faults.append(f"{told.hit} of {told.committed} committed blocks were hit, by all lives together")
     told.seconds = time.monotonic() - began_s
     return told
 
@@ -161,12 +182,27 @@ async def _next_turns(
     tokens, ties, faults = _compared(model, reference, answers)
     faults += [f"no end came to {said.prompt!r}" for said in turns if not said.ended]
     hit = sum(said.cached_tokens for said in turns) // model.block_tokens
-    if hit < LEAST_HIT * last.committed:
-        faults.append(f"{hit} of {last.committed} committed blocks were hit")
+    evicted = int(await engine.served.metric(f'kv_evictions_total{{model_name="{NAME}",tier="disk"}}'))
+    if last.kept < LEAST_HIT * last.committed:
+        faults.append(f"{last.kept} of {last.committed} committed blocks were in the file")
+    if hit + evicted < LEAST_HIT * last.committed:
+        faults.append(f"{hit} of {last.committed} committed blocks were hit, and {evicted} had made room for others")
     if last.torn > 1:  # one thread writes
         faults.append(f"{last.torn} records were torn at once")
     cut = sum(not said.ended for said in last.asked)
-    life = Life(last.lived_s, int(found), len(answers) - cut, cut, last.committed, hit, last.torn, tokens, ties)
+    life = Life(
+        lived_s=last.lived_s,
+        found_at_start=int(found),
+        answered=len(answers) - cut,
+        cut=cut,
+        committed=last.committed,
+        kept=last.kept,
+        hit=hit,
+        evicted=evicted,
+        torn=last.torn,
+        tokens=tokens,
+        ties=ties,
+    )
     return life, faults
 
 

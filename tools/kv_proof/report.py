@@ -46,7 +46,9 @@ def show_crash(told: Crashed) -> None:
         f"near ties (within {TIE:g}) that fell otherwise": sum(life.ties for life in told.lives),
         "streams cut short": sum(life.cut for life in told.lives),
         "blocks committed before the kills": told.committed,
-        "of them hit again": f"{told.hit} ({100 * told.hit / max(1, told.committed):.1f} %)",
+        "of them whole in the file after the kill": _of(told.kept, told.committed),
+        "of them hit again": _of(told.hit, told.committed),
+        "blocks that made room before they could be": sum(life.evicted for life in told.lives),
         "records torn by a kill, each of them a miss": sum(life.torn for life in told.lives),
         "seconds": round(told.seconds),
     }
@@ -81,6 +83,10 @@ def ended(
         plain = [dataclasses.asdict(each) for each in results]
         write_measurement(out, {"command": command, **about, "results": plain, "faults": list(faults)})
     return 1 if faults else 0
+
+
+def _of(part: int, whole: int) -> str:
+    return f"{part} ({100 * part / max(1, whole):.1f} %)"
 
 
 def _show(title: str, figures: Mapping[str, object]) -> None:
