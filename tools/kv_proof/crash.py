@@ -215,7 +215,7 @@ def _engine(model: ServedModel, folder: Path) -> TieredEngine:
 async def _until_killed(engine: TieredEngine, model: ServedModel, life: int, chance: random.Random) -> _Last:
     stored = await _settled(engine)
     began_s = time.monotonic()
-    asked: list[Said] = []
+    planned, asked = iter(_conversations(life, chance)), list[Said]()
     # A moment by what has been answered, so that it is while the engine works, however slow the machine.
     answered, until_tokens = asyncio.Event(), chance.randint(*_KILLED_AFTER_TOKENS)
 
@@ -224,9 +224,7 @@ async def _until_killed(engine: TieredEngine, model: ServedModel, life: int, cha
             answered.set()
 
     async def keep_asking(client: httpx.AsyncClient) -> None:
-        while len(asked) < _MOST_ASKED:
-            text = " ".join(chance.choices(SENTENCES, k=chance.randint(*_SENTENCES_EACH)))
-            said = Said(f"{life}.{len(asked)} {text}\n", chance.randint(*_ANSWER_TOKENS))
+        for said in planned:  # which the clients share
             asked.append(said)
             await _ask(client, model, said, heard)
             if not said.ended:
@@ -241,6 +239,17 @@ async def _until_killed(engine: TieredEngine, model: ServedModel, life: int, cha
         answered.set()
         await clients
     return _Last(asked, int(committed), time.monotonic() - began_s)
+
+
+def _conversations(life: int, chance: random.Random) -> list[Said]:
+    """No two begin alike."""
+    return [
+        Said(
+            f"{life}.{number} {' '.join(chance.choices(SENTENCES, k=chance.randint(*_SENTENCES_EACH)))}\n",
+            chance.randint(*_ANSWER_TOKENS),
+        )
+        for number in range(_MOST_ASKED)
+    ]
 
 
 async def _settled(engine: TieredEngine) -> float:

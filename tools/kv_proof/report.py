@@ -18,6 +18,9 @@ from tools.live.rig import write_measurement
 
 from tidelane.cli.traces import without_outputs
 
+# Where standard output is no terminal, a line would have 80.
+_TABLE_CHARS = 112
+
 
 def show_text(compared: Sequence[Compared]) -> None:
     table = Table(title="Text with KV pushed out between turns, against the same launches all resident")
@@ -30,6 +33,7 @@ def show_text(compared: Sequence[Compared]) -> None:
         rest = (each.from_disk, each.own_batches, round(each.seconds))
         table.add_row(each.case, *map(str, (*figures, *rest)))
     console = Console()
+    console.width = max(console.width, _TABLE_CHARS)
     console.print(table)
     console.print(
         "differ: answers that are not the same, token for token. device, host, disk: blocks by where they were found. "
