@@ -112,6 +112,7 @@ class WaitingLine:
                 lasting = self._names.lasting(keys, sequence.request)
                 sequence.asker = Asker(self._cache.turns.next(lasting), sequence.request.tier.rank)
                 self._ahead.came(sequence.id, lasting, sequence.request.arrival_s)
+            self._cache.asked_for(keys, sequence.asker)
             coming = self._cache.want(keys, sequence.asker) if self._fetch_pays(sequence, keys) else set()
             if coming:
                 self._coming[sequence.id] = coming

@@ -232,6 +232,21 @@ def test_what_is_on_the_disk_alone_is_fetched_while_its_prompt_waits_unseen() ->
     assert here.ledger.pool.fetched_blocks == 5
 
 
+def test_what_is_fetched_for_one_does_not_push_out_what_another_waits_for() -> None:
+    here = world(blocks=10, host_slots=15, disk_slots=40)
+    first, gone = request("first", 22, 3, first=100), request("gone", 22, 3)
+    for each in (gone, first):
+        here.submit(each)
+        here.run()
+    crowd_out(here, 9)
+    assert here.ledger.pool.host.evictions == 6
+    # Both come in the same turn of the loop. In host memory all of `first` has been unused for longest.
+    here.submit(next_turn(here, first, "on", 3), next_turn(here, gone, "back", 3))
+    here.run()
+    assert cached(here, "on")[0] == 24
+    assert here.ledger.pool.fetched_blocks >= 4
+
+
 def test_a_slow_disk_is_asked_only_now_and_then() -> None:
     """Of what is computed sooner, so that it is noticed when the disk is fast again."""
     here = world(blocks=10, host_slots=9, disk_slots=400, fetch_s=lambda blocks: 10.0 * blocks)

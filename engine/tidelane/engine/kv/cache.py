@@ -168,6 +168,11 @@ class KVCache:
         here = next((at for at, key in enumerate(keys) if not self._is_present(key)), len(keys))
         return sum(1 for _ in takewhile(self.disk.__contains__, keys[here:]))
 
+    def asked_for(self, keys: Sequence[Key], by: Asker) -> None:
+        """Such a prompt waits, which begins with this chain: what nobody waits for makes room before it."""
+        self.host.used(keys, by)
+        self.disk.used(keys, by)
+
     def want(self, keys: Sequence[Key], by: Asker) -> set[Key]:
         """Fetch for such a prompt what of the chain `keys` is on the disk alone, as far as host memory takes
         it. What is to come."""
