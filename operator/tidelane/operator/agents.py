@@ -188,6 +188,8 @@ class AgentPool:
                 known = self._heard.get(status.node_name)
                 if known and known.target != target and known.lost_at_s is None:
                     raise _NameTaken(f"node name {status.node_name} is taken by the agent at {known.target}")
+                if known and known.stub is stub and known.lost_at_s is None and known.status == status:
+                    continue  # Most messages of a steady node say only that it is there.
                 self._update(status.node_name, _Heard(target, stub, status, node_of(status)), status)
 
     def _update(self, node_name: str, heard: _Heard, status: pb.NodeStatus) -> None:
