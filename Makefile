@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 PROTOS := protos/tidelane/rpc
 
-.PHONY: setup check lint types contracts test fast-test demo bench-engine protos crds lock clean
+.PHONY: setup check lint types contracts test fast-test demo bench-engine scale-test protos crds lock clean
 
 setup:
 	@tools/setup.sh
@@ -34,6 +34,9 @@ demo: setup
 
 bench-engine: setup
 	$(PY) -m tidelane.engine.bench.engine
+
+scale-test: setup  ## not part of `make test`: 500 simulated agents, 1,000 services, a few minutes
+	PYTHONPATH=tests $(PY) -m scale
 
 protos: setup
 	$(PY) tools/protos.py
