@@ -10,7 +10,7 @@ from xxhash import xxh3_64_intdigest
 
 _HEADER_BYTES = 4096
 _NAME_BYTES = 16
-_FIELDS = struct.Struct("<8sI4xQ32s32sQ")
+_FIELDS = struct.Struct("<8sIIQ32s32sQ")
 _CHECKSUM = struct.Struct("<Q")
 
 
@@ -30,7 +30,7 @@ def verify(file: Path, payload_bytes: int) -> Records:
     with file.open("rb") as records:
         for slot in range(file.stat().st_size // record_bytes):
             record = memoryview(records.read(record_bytes))
-            magic, schema, size, _, key, checksum = _FIELDS.unpack_from(record)
+            magic, schema, _, size, _, key, checksum = _FIELDS.unpack_from(record)
             (own,) = _CHECKSUM.unpack_from(record, _FIELDS.size)
             header = (magic, schema, size, own) == (b"TDLN-KV\0", 1, payload_bytes, _own(record))
             if not header or any(record[_FIELDS.size + _CHECKSUM.size : _HEADER_BYTES]):

@@ -462,6 +462,14 @@ def test_of_what_an_earlier_process_left_a_chain_goes_whole_before_the_next_lose
     assert [key for key in (b"a", b"ab", b"b", b"ba") if key in disk] == [b"b", b"ba"]
 
 
+def test_of_what_an_earlier_process_left_the_oldest_goes_first_however_long_its_chain_and_wherever_it_is() -> None:
+    disk = World(blocks=12, slots=0, disk_slots=5).cache.disk
+    disk.restore({4: (b"b", b""), 1: (b"ba", b"b"), 3: (b"bab", b"ba"), 2: (b"a", b""), 0: (b"ab", b"a")})
+    for key in (b"c", b"d", b"e"):
+        assert disk.reserve(b"", key, UNKNOWN) is not None
+    assert [key for key in (b"a", b"ab", b"b", b"ba", b"bab") if key in disk] == [b"a", b"ab"]
+
+
 def test_a_write_that_failed_does_not_make_what_it_stands_behind_go_first() -> None:
     world = World(blocks=12, slots=4)
     run(world, "old", "b")

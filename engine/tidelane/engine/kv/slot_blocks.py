@@ -67,8 +67,10 @@ class SlotBlocks:
         return slot is not None and slot.there and not slot.spoilt
 
     def restore(self, found: Mapping[int, tuple[Key, Key]]) -> None:
-        """What an earlier process has left: by slot the name and that before it, empty for the first of a chain. What
-        stands behind something that is gone is gone, too."""
+        """What an earlier process has left, from the one written longest ago on, which goes first: by slot the name and
+        that before it, empty for the first of a chain. What stands behind something that is gone is gone, too."""
+        written = {number: at for at, number in enumerate(found, 1)}
+        self._uses = len(found)
         behind: defaultdict[Key, list[tuple[int, Key]]] = defaultdict(list)
         for number, (key, parent) in found.items():
             behind[parent].append((number, key))
@@ -78,8 +80,7 @@ class SlotBlocks:
             if key in self._slots:
                 continue
             taken.add(number)
-            self._uses += 1  # one for each, so that a chain goes whole before the next loses its end
-            self._slots[key] = slot = _Slot(key, parent, number, Use(UNKNOWN, self._uses), ready=True, there=True)
+            self._slots[key] = slot = _Slot(key, parent, number, Use(UNKNOWN, written[number]), ready=True, there=True)
             before = self._slots.get(parent)
             if before is not None:
                 before.behind += 1
