@@ -20,6 +20,7 @@ from tidelane.operator.agents import OpenChannel
 from tidelane.operator.children import SERVICE_LABEL
 from tidelane.operator.control import Control
 from tidelane.operator.crd import GROUP, PLURAL, VERSION
+from tidelane.operator.discovery import Agents
 from tidelane.operator.errors import Retry
 from tidelane.operator.kubernetes_cluster import KubernetesCluster
 from tidelane.operator.observation import Timing
@@ -37,7 +38,7 @@ _START_RETRY_S: Final = 2.0
 class OperatorSettings:
     """`namespaces` empty: all of them. `liveness` is a URL to serve, such as http://0.0.0.0:8080/healthz."""
 
-    agents: Collection[str]
+    agents: Agents
     namespaces: Collection[str] = ()
     liveness: str | None = None
     timing: Timing = field(default_factory=Timing)
@@ -53,7 +54,8 @@ async def run_operator(settings: OperatorSettings, client: ApiClient, open_chann
     _register_settings(registry, clusterwide=not settings.namespaces)
     _register_events(registry, control, watches)
     _register_probe(registry, control, watches)
-    await _started(control, settings.agents)
+    await _started(control, await settings.agents.look())
+    looking = asyncio.create_task(settings.agents.keep_looking(control.agents.follow), name="agents' addresses")
     try:
         await kopf.operator(
             registry=registry,
@@ -63,6 +65,8 @@ async def run_operator(settings: OperatorSettings, client: ApiClient, open_chann
             liveness_endpoint=settings.liveness,
         )
     finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
         await control.stop()
 
 
