@@ -14,6 +14,7 @@ lint: setup
 	$(PY) -m ruff format --check .
 	$(PY) tools/protos.py --check
 	$(PY) tools/crds.py --check
+	$(PY) tools/chart.py --check
 
 types: setup
 	$(PY) -m mypy
@@ -26,6 +27,7 @@ fast-test: setup
 
 test: lint types contracts  ## everything, with a real API server and the real model
 	$(PY) tools/kube/build.py >/dev/null
+	$(PY) tools/kube/build.py helm >/dev/null
 	$(PY) -m tidelane.cli.main model pull builtin://smollm2-135m-instruct >/dev/null
 	$(PY) -m pytest
 
@@ -40,6 +42,7 @@ protos: setup
 
 crds: setup
 	$(PY) tools/crds.py
+	$(PY) tools/chart.py
 
 lock:
 	python3.11 -m venv .lock-venv && .lock-venv/bin/pip install -q pip-tools
