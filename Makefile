@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 PROTOS := protos/tidelane/rpc
 
-.PHONY: setup check lint types contracts test fast-test demo bench-engine protos crds lock clean
+.PHONY: setup check lint types contracts test fast-test demo bench-engine protos crds images lock clean
 
 setup:
 	@tools/setup.sh
@@ -43,6 +43,9 @@ protos: setup
 crds: setup
 	$(PY) tools/crds.py
 	$(PY) tools/chart.py
+
+images: setup  ## the operator's image, as an archive in dist/
+	tools/images/operator.sh
 
 lock:
 	python3.11 -m venv .lock-venv && .lock-venv/bin/pip install -q pip-tools
