@@ -238,3 +238,9 @@ def test_the_programs_understand_their_arguments(offline: Helm, values: Path, mo
         assert main(container["args"]) == 0
     assert ran == [workload["metadata"]["name"].rsplit("-", 1)[1] for workload in workloads]
     assert "operator" in ran
+
+
+def test_the_operator_is_told_what_its_user_lacks(offline: Helm) -> None:
+    (container,) = one(offline.render(), "Deployment")["spec"]["template"]["spec"]["containers"]
+    # Seen from its image: without a home it ends when it is imported, without a name when kopf starts.
+    assert {"HOME", "USER"} <= {each["name"] for each in container["env"]}

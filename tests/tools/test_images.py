@@ -59,7 +59,7 @@ def test_what_is_in_the_folders_is_in_the_layers(tmp_path: Path, folder: Path) -
         assert f"sha256:{hashlib.sha256(raw).hexdigest()}" == diff_id
         with tarfile.open(fileobj=io.BytesIO(raw)) as layer:
             found.append({each.name: each for each in layer})
-    assert set(found[0]) == {"bin", "bin/tool", "bin/link"}
+    assert set(found[0]) == {"bin", "bin/tool", "bin/link", "proc"}
     assert set(found[1]) == {"opt", "opt/site", "opt/site/tool", "opt/site/link"}
     assert (found[0]["bin/tool"].mode, found[0]["bin/tool"].uid) == (0o755, 0)
     assert found[0]["bin/link"].linkname == "tool"

@@ -27,8 +27,8 @@ from typing import Any
 
 _MEDIA = "application/vnd.oci.image"
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
-# Filled by whoever runs the image.
-_LEFT_OUT = ("dev", "proc", "sys")
+# Mounted over by whoever runs the image: the folders are there, and empty.
+_EMPTY = ("dev", "proc", "sys")
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ def layer_tar(layer: Layer) -> bytes:
                 archive.addfile(entry)
         for path in _paths(layer.folder):
             name = str(layer.at.relative_to("/") / path.relative_to(layer.folder))
-            if name.split("/")[0] in _LEFT_OUT:
+            top, _, below = name.partition("/")
+            if below and top in _EMPTY:
                 continue
             entry = archive.gettarinfo(path, name)
             entry.uid = entry.gid = 0

@@ -23,5 +23,5 @@ grep -oE '^[A-Za-z0-9._-]+==[^ ;]+' requirements.lock >"$work/constraints.txt"
 rm -rf "$work/site/bin"
 mkdir -p dist
 .venv/bin/python tools/images/oci.py dist/tidelane-operator.tar --name "tidelane/operator:$version" \
-    --layer "$BASE=/" --layer "$work/site=/opt/tidelane" --env PYTHONPATH=/opt/tidelane --env HOME=/tmp --env PYTHONUNBUFFERED=1 \
+    --layer "$BASE=/" --layer "$work/site=/opt/tidelane" --env PYTHONPATH=/opt/tidelane --env HOME=/tmp --env USER=tidelane --env PYTHONUNBUFFERED=1 \
     --env PYTHONDONTWRITEBYTECODE=1 --user 65532:65532 --entrypoint python3 -m tidelane.cli.main
