@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 PROTOS := protos/tidelane/rpc
 
-.PHONY: setup check lint types contracts test fast-test demo bench-engine protos crds images lock clean
+.PHONY: setup check lint types contracts test fast-test demo bench-engine scale-test protos crds images lock clean
 
 setup:
 	@tools/setup.sh
@@ -13,7 +13,7 @@ lint: setup
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) tools/protos.py --check
-	$(PY) tools/crds.py --check
+	$(PY) tools/resources_doc.py --check
 	$(PY) tools/chart.py --check
 
 types: setup
@@ -37,11 +37,14 @@ demo: setup
 bench-engine: setup
 	$(PY) -m tidelane.engine.bench.engine
 
+scale-test: setup  ## not part of `make test`: 500 simulated agents, 1,000 services, a few minutes
+	PYTHONPATH=tests $(PY) -m scale
+
 protos: setup
 	$(PY) tools/protos.py
 
 crds: setup
-	$(PY) tools/crds.py
+	$(PY) tools/resources_doc.py
 	$(PY) tools/chart.py
 
 images: setup  ## the operator's image, as an archive in dist/

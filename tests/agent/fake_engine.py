@@ -238,6 +238,7 @@ def main() -> int:
         parser.add_argument(f"--{flag}")
     for flag in ("port", "max-context-tokens", "kv-pool-memory", "kv-host-memory", "kv-disk-memory", "queue-limit"):
         parser.add_argument(f"--{flag}", type=int)
+    parser.add_argument("--kv-prefetch", action="store_true")
     parser.add_argument("--control-socket", type=Path)
     args = parser.parse_args()
     switches = Switches.read(args.switches)

@@ -326,10 +326,12 @@ def test_slots_split_the_cores_fairly(count: int, slots: int) -> None:
 def test_what_is_wanted_of_kv_for_later_prompts_is_passed_on_where_an_engine_has_use_for_it(
     mode: ExecutionMode, flag: bool
 ) -> None:
-    kv_cache = KvCacheSpec(dtype="int8", host_memory_bytes=GIB, nvme_bytes=2 * GIB, idle_timeout_s=90.0)
+    kv_cache = KvCacheSpec("int8", host_memory_bytes=GIB, nvme_bytes=2 * GIB, idle_timeout_s=90.0, prefetch=True)
     wanted = spec(kv_cache=kv_cache)
     wanted = replace(wanted, objective=replace(wanted.objective, mode=mode))
     words = engine_arguments(wanted, wanted.objective, "127.0.0.1", 8000, Path("control"), None, (), 0, Path("kv"))
+    assert ("--kv-prefetch" in words) is flag
+    words = [word for word in words if word != "--kv-prefetch"]
     options = dict(zip(words[::2], words[1::2], strict=True))
     below = {name: options[name] for name in options if name.startswith("--kv-") and name != "--kv-pool-memory"}
     room = {"--kv-host-memory": str(GIB), "--kv-disk-memory": str(2 * GIB), "--kv-disk-folder": "kv"}

@@ -17,7 +17,7 @@ from agent.rig import GIB, cpu, gpu, rig, spec
 from tidelane.agent.engine_process import members
 from tidelane.agent.lifecycle import Limits
 from tidelane.rpc.node_agent_pb2 import ReplicaStatus
-from tidelane.rpc.wire import ShareBounds
+from tidelane.rpc.wire import KvCacheSpec, ShareBounds, objective_from_wire
 
 pytestmark = pytest.mark.slow  # real processes, dozens of them
 
@@ -224,6 +224,36 @@ async def test_a_new_objective_reaches_the_running_engine(tmp_path: Path) -> Non
         assert launched["spec"]["generation"] == "2"
 
 
+async def test_another_objective_of_the_same_generation_reaches_the_running_engine(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        await r.apply(spec())
+        before = await r.replica(lambda s: s.serves_objective)
+        assert objective_from_wire(before.objective) == spec().objective
+        answer = await r.apply(spec(tpot_s=0.02))
+        assert objective_from_wire(answer.objective) == spec(tpot_s=0.02).objective
+        assert (answer.serves_objective, answer.serving_generation) == (False, 1)
+        after = await r.replica(lambda s: s.serves_objective)
+        assert after.engine.pid == before.engine.pid
+        assert after.ready_since_unix_s == before.ready_since_unix_s
+        await r.apply(spec(tpot_s=0.02))
+        await r.restart()
+        found = await r.replica(lambda s: s.serves_objective)
+        assert objective_from_wire(found.objective) == spec(tpot_s=0.02).objective
+        assert found.engine.pid == before.engine.pid
+        assert {o["tpot_s"] for o in r.files.journal("objective")} == {0.02}
+        assert len(r.files.journal("started")) == 1
+
+
+async def test_of_the_same_generation_nothing_but_the_objective_is_taken(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        await r.apply(spec())
+        before = await r.serving()
+        await r.apply(spec(tpot_s=0.02, devices=8))
+        after = await r.replica(lambda s: s.serves_objective and s.objective.slo.tpot_s == 0.02)
+        assert after.engine.pid == before.engine.pid
+        assert after.device_ids == before.device_ids
+
+
 async def test_a_generation_that_changes_nothing_for_the_engine_is_served_at_once(tmp_path: Path) -> None:
     async with rig(tmp_path) as r:
         await r.apply(spec())
@@ -257,6 +287,21 @@ async def test_another_model_replaces_the_engine_after_a_drain_on_the_same_port(
         assert after.restarts == 0
         assert [e["code"] for e in r.files.journal("ended")] == [0]
         assert len(r.files.journal("drain")) == 1
+
+
+async def test_kv_stays_on_disk_as_long_as_the_service_has_room_for_it(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        await r.apply(spec(kv_cache=KvCacheSpec(nvme_bytes=GIB)))
+        await r.serving()
+        kept = r.folder(spec()) / "kv" / "kv.slots"
+        kept.parent.mkdir()
+        kept.write_bytes(b"of the engine")
+        await r.apply(spec(generation=2, kv_cache=KvCacheSpec(nvme_bytes=2 * GIB)))
+        await r.serving(generation=2)
+        assert kept.read_bytes() == b"of the engine"
+        await r.apply(spec(generation=3))
+        await r.serving(generation=3)
+        assert not kept.parent.exists()
 
 
 async def test_a_taken_port_is_given_up_for_another(tmp_path: Path) -> None:

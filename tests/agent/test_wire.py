@@ -110,7 +110,7 @@ def test_the_check_sees_a_stale_and_a_stray_file(tmp_path: Path) -> None:
         if path.is_file():
             (rpc / path.name).write_bytes(path.read_bytes())
     proto = rpc / "serving.proto"
-    proto.write_text(proto.read_text().replace("uint32 pid = 10;", "uint32 pid = 10;\n  uint32 more = 12;"))
+    proto.write_text(proto.read_text().replace("uint32 pid = 10;", "uint32 pid = 10;\n  uint32 more = 1000;"))
     (rpc / "gone_pb2.py").touch()
     command = [sys.executable, str(tmp_path / "tools/protos.py")]
     done = subprocess.run([*command, "--check"], capture_output=True, text=True, check=False)

@@ -10,30 +10,29 @@ import pytest
 
 from control_plane.wrong_manifests import edited
 from tidelane.cli.manifest_files import ManifestFiles
-from tidelane.operator import crd
-from tidelane.operator.validation import Schema
+from tidelane.operator.validation import Schemas
 
 
 @pytest.fixture(scope="module")
-def schema() -> Schema:
-    return Schema(crd.load(), crd.VERSION)
+def schemas() -> Schemas:
+    return Schemas()
 
 
 def names(files: ManifestFiles) -> list[str]:
     scan = files.scan()
     assert scan.errors == ()
-    return sorted(ref.name for ref in scan.documents)
+    return sorted(ref.name for _, ref in scan.documents)
 
 
 def write(path: Path, *made: dict[str, Any]) -> None:
     path.write_text("\n---\n".join(json.dumps(each) for each in made))
 
 
-def test_a_folder(tmp_path: Path, schema: Schema) -> None:
+def test_a_folder(tmp_path: Path, schemas: Schemas) -> None:
     write(tmp_path / "a.yaml", edited("metadata.name", "a"), edited("metadata.name", "b"))
     write(tmp_path / "c.yml", edited("metadata.name", "c"))
     (tmp_path / "README.md").write_text("not a manifest")
-    files = ManifestFiles(tmp_path, schema)
+    files = ManifestFiles(tmp_path, schemas)
     assert names(files) == ["a", "b", "c"]
     (tmp_path / "c.yml").unlink()
     write(tmp_path / "d.yaml", edited("metadata.name", "d"))
@@ -42,10 +41,10 @@ def test_a_folder(tmp_path: Path, schema: Schema) -> None:
     assert names(files) == ["a", "b", "d"]
 
 
-def test_a_file_that_is_replaced_by_way_of_nothing(tmp_path: Path, schema: Schema) -> None:
+def test_a_file_that_is_replaced_by_way_of_nothing(tmp_path: Path, schemas: Schemas) -> None:
     path = tmp_path / "chat.yaml"
     write(path, edited("spec.replicas", 1))
-    files = ManifestFiles(path, schema)
+    files = ManifestFiles(path, schemas)
     assert names(files) == ["chat"]
     path.unlink()
     assert names(files) == ["chat"]
@@ -65,10 +64,10 @@ def test_a_file_that_is_replaced_by_way_of_nothing(tmp_path: Path, schema: Schem
     assert names(files) == ["chat"]
 
 
-def test_a_broken_edit_is_told_once_and_the_old_one_stays(tmp_path: Path, schema: Schema) -> None:
+def test_a_broken_edit_is_told_once_and_the_old_one_stays(tmp_path: Path, schemas: Schemas) -> None:
     path = tmp_path / "chat.yaml"
     write(path, edited("spec.replicas", 1))
-    files = ManifestFiles(path, schema)
+    files = ManifestFiles(path, schemas)
     names(files)
     write(path, edited("spec.slo.tpot", "0s"))
     files.scan()
@@ -84,10 +83,10 @@ def test_a_broken_edit_is_told_once_and_the_old_one_stays(tmp_path: Path, schema
     assert document.manifest["spec"]["slo"]["tpot"] == "40ms"
 
 
-def test_one_name_declared_twice(tmp_path: Path, schema: Schema) -> None:
+def test_one_name_declared_twice(tmp_path: Path, schemas: Schemas) -> None:
     write(tmp_path / "a.yaml", edited("spec.replicas", 1))
     write(tmp_path / "b.yaml", edited("spec.replicas", 2))
-    files = ManifestFiles(tmp_path, schema)
+    files = ManifestFiles(tmp_path, schemas)
     scan = files.scan()
     [error] = scan.errors
     assert "default/chat is declared in" in str(error)
@@ -95,16 +94,16 @@ def test_one_name_declared_twice(tmp_path: Path, schema: Schema) -> None:
     assert document.manifest["spec"]["replicas"] == 1
 
 
-def test_not_text(tmp_path: Path, schema: Schema) -> None:
+def test_not_text(tmp_path: Path, schemas: Schemas) -> None:
     (tmp_path / "a.yaml").write_bytes(b"\xff\xfe\x00")
-    [error] = ManifestFiles(tmp_path, schema).scan().errors
+    [error] = ManifestFiles(tmp_path, schemas).scan().errors
     assert "a.yaml: not YAML" in str(error)
 
 
-def test_nothing_there(tmp_path: Path, schema: Schema) -> None:
-    assert names(ManifestFiles(tmp_path / "missing.yaml", schema)) == []
+def test_nothing_there(tmp_path: Path, schemas: Schemas) -> None:
+    assert names(ManifestFiles(tmp_path / "missing.yaml", schemas)) == []
 
 
-@pytest.mark.parametrize("example", ["chat.yaml", "two-services"])
-def test_examples(schema: Schema, example: str) -> None:
-    assert names(ManifestFiles(Path(__file__).parents[2] / "examples" / example, schema))
+@pytest.mark.parametrize("example", ["chat.yaml", "two-services", "slo-policy"])
+def test_examples(schemas: Schemas, example: str) -> None:
+    assert names(ManifestFiles(Path(__file__).parents[2] / "examples" / example, schemas))

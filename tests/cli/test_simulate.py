@@ -180,6 +180,7 @@ def test_plan(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
         ("simulate", "--sweep --rate 2", "--rate: is for one rate alone"),
         ("simulate", "--kv-tokens 9", "--kv-tokens: is known of a GPU"),
         ("simulate", "--kv-disk-memory 1Ti", "--kv-disk-memory: has no effect without --kv-host-memory"),
+        ("plan", "--kv-prefetch", "--kv-prefetch: has no effect without --kv-host-memory"),
         ("plan", "--kv-host-rate 50", "--kv-host-rate: has no effect without --kv-host-memory"),
         ("simulate", "--kv-host-memory 9Gi --kv-disk-rate 7", "--kv-disk-rate: has no effect without --kv-disk-memory"),
         ("simulate", "--kv-host-memory 9Gib", "--kv-host-memory: '9Gib' is no amount of memory such as 8Gi"),

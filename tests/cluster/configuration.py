@@ -13,15 +13,23 @@ from cluster.pki import KeyPair
 
 ADDRESS = "127.0.0.1"
 
-# Only requests that change something, and as they arrive: the entry is there before the answer is.
-AUDIT_POLICY = """\
+# Requests as they arrive: the entry is there before the answer is.
+_AUDIT_HEAD = """\
 apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [ResponseStarted, ResponseComplete, Panic]
 rules:
+"""
+# Only requests that change something.
+AUDIT_WRITES = f"""\
+{_AUDIT_HEAD}\
 - level: Metadata
   verbs: [create, update, patch, delete, deletecollection]
 - level: None
+"""
+AUDIT_EVERYTHING = f"""\
+{_AUDIT_HEAD}\
+- level: Metadata
 """
 
 # The numbers belong to the file names: etcd insists on what looks like a host and a port.

@@ -25,7 +25,8 @@ from typing import Any, Self
 
 from cluster.configuration import (
     ADDRESS,
-    AUDIT_POLICY,
+    AUDIT_EVERYTHING,
+    AUDIT_WRITES,
     ETCD_FLAGS,
     api_server_flags,
     controller_manager_flags,
@@ -34,6 +35,7 @@ from cluster.configuration import (
 from cluster.pki import Authority, service_account_keys
 from cluster.processes import Programs
 
+WRITES = ("create", "update", "patch", "delete", "deletecollection")
 BUILD = Path(__file__).resolve().parents[2] / "tools" / "kube" / "build.py"
 
 
@@ -75,8 +77,8 @@ class Binaries:
 
 
 @dataclass(frozen=True)
-class Write:
-    """A request to change something, as it reached the API server, granted or not."""
+class Request:
+    """A request as it reached the API server, granted or not."""
 
     user_agent: str
     verb: str
@@ -87,15 +89,19 @@ class Write:
 
 
 class Cluster:
-    """One control plane, in a folder that it makes and, when stopped, removes."""
+    """One control plane, in a folder that it makes and, when stopped, removes.
 
-    def __init__(self, folder: Path, binaries: Binaries) -> None:
+    `audit_reads`: `requests` lists reads and watches too, at the price of a long log.
+    """
+
+    def __init__(self, folder: Path, binaries: Binaries, *, audit_reads: bool = False) -> None:
         self.kubeconfig = folder / "admin.kubeconfig"
         self._folder = folder
         self._binaries = binaries
         self._programs = Programs(folder)
         self._reservations = ExitStack()
         self._port = 0
+        self._audit_policy = AUDIT_EVERYTHING if audit_reads else AUDIT_WRITES
 
     def __enter__(self) -> Self:
         self.start()
@@ -180,11 +186,15 @@ class Cluster:
         with self._open(self.server + path) as response:
             return json.load(response)
 
-    def writes(self) -> list[Write]:
-        """Every write since the cluster's start, oldest first."""
+    def requests(self) -> list[Request]:
+        """Every audited request since the cluster's start, oldest first."""
         audit = self._programs.logs / "audit.json"
         lines = audit.read_text().splitlines() if audit.exists() else []
-        return [_write(json.loads(line)) for line in lines]
+        return [_request(json.loads(line)) for line in lines]
+
+    def writes(self) -> list[Request]:
+        """Every write since the cluster's start, oldest first."""
+        return [each for each in self.requests() if each.verb in WRITES]
 
     def log_tails(self) -> dict[str, str]:
         """How each program's log ends, by the program's name."""
@@ -214,7 +224,7 @@ class Cluster:
             "admin.key": administrator.key,
             "accounts.key": signing_key,
             "accounts.pub": verifying_key,
-            "audit-policy.yaml": AUDIT_POLICY.encode(),
+            "audit-policy.yaml": self._audit_policy.encode(),
             self.kubeconfig.name: kubeconfig(self.server, authority.certificate, administrator),
         }.items():
             (self._folder / name).write_bytes(content)
@@ -259,9 +269,9 @@ def sigterm_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _write(event: dict[str, Any]) -> Write:
+def _request(event: dict[str, Any]) -> Request:
     target = event.get("objectRef", {})
-    return Write(
+    return Request(
         user_agent=event.get("userAgent", ""),
         verb=event["verb"],
         resource=target.get("resource", ""),

@@ -7,10 +7,12 @@ from typing import Any, Protocol
 
 import pytest
 
-from control_plane.wrong_manifests import RIGHT
+from control_plane.wrong_manifests import POLICY, RIGHT
 from tidelane.operator import children
 from tidelane.operator.cluster import Cluster
+from tidelane.operator.crd import KIND, POLICY_KIND
 from tidelane.operator.errors import Retry
+from tidelane.operator.policies import Policy, PolicyStatus
 from tidelane.operator.reports import Report
 from tidelane.operator.resources import FINALIZER, ObjectRef, Service, Status
 from tidelane.rpc.wire import ExecutionMode, LateRequests
@@ -24,7 +26,7 @@ class User(Protocol):
 
     async def apply(self, manifest: dict[str, Any]) -> None: ...
 
-    async def delete(self, ref: ObjectRef) -> None: ...
+    async def delete(self, ref: ObjectRef, kind: str = KIND) -> None: ...
 
 
 def status_of(service: Service, reason: str = "Serving", *more: str) -> Status:
@@ -184,3 +186,35 @@ class ClusterContract:
         service = await self.read(user, ref)
         await user.cluster.report(ref, service.uid, Report("Ready", "it serves"))
         await user.cluster.report(ObjectRef("no-such-namespace", "chat"), service.uid, Report("Ready", "never fails"))
+
+    async def policy(self, user: User, name: str) -> Policy | None:
+        found = [Policy.parse(each) for each in await user.cluster.policies() or ()]
+        return next((each for each in found if each.name == name), None)
+
+    async def test_a_policy_comes_changes_and_goes(self, user: User) -> None:
+        name = f"gold-{user.namespace}"
+        manifest = copy.deepcopy(dict(POLICY))
+        manifest["metadata"] |= {"name": name}
+        assert await self.policy(user, name) is None
+        await user.apply(manifest)
+        try:
+            made = await self.policy(user, name)
+            assert made
+            assert (made.generation, made.enforced, made.status) == (1, True, {})
+            status: PolicyStatus = {"observedGeneration": 1, "matched": 0, "services": []}
+            await user.cluster.write_policy_status(name, made.uid, status)
+            with pytest.raises(Retry):
+                await user.cluster.write_policy_status(name, "0" * 36, {"matched": 7})
+            manifest["spec"] |= {"mode": "DryRun"}
+            await user.apply(manifest)
+            tried = await self.policy(user, name)
+            assert tried
+            assert (tried.generation, tried.enforced, tried.status, tried.uid) == (2, False, status, made.uid)
+        finally:
+            await user.delete(ObjectRef("", name), POLICY_KIND)
+        assert await self.policy(user, name) is None
+        await user.cluster.write_policy_status(name, made.uid, status)
+
+    async def test_a_namespace_has_its_name_for_a_label(self, user: User, ref: ObjectRef) -> None:
+        labels = (await user.cluster.namespaces())[ref.namespace]
+        assert labels["kubernetes.io/metadata.name"] == ref.namespace

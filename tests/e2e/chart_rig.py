@@ -11,20 +11,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from typing_extensions import override
 
 from cluster.harness import BUILD, Cluster
 
 CHART = Path(__file__).parents[2] / "charts" / "tidelane"
 VALUES = sorted((CHART / "ci").glob("*.yaml"))
-# Everything, reads too, as requests arrive.
-_AUDIT_EVERYTHING = """\
-apiVersion: audit.k8s.io/v1
-kind: Policy
-omitStages: [ResponseStarted, ResponseComplete, Panic]
-rules: [{level: Metadata}]
-"""
-
 Manifest = dict[str, Any]
 
 
@@ -70,12 +61,7 @@ def one(manifests: Sequence[Manifest], kind: str, component: str = "") -> Manife
 
 
 class AuditedCluster(Cluster):
-    """Its audit log has reads too, and who made them."""
-
-    @override
-    def _write_configuration(self) -> None:
-        super()._write_configuration()
-        (self._folder / "audit-policy.yaml").write_text(_AUDIT_EVERYTHING)
+    """Knows who made a request."""
 
     def used(self, user: str) -> Iterator[tuple[str, str, str]]:
         """API group, resource and verb of every request of that user for a resource."""

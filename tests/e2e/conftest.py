@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from tools.kv_proof.serving import Served, free_port
 
 from cluster.harness import Cluster, KubectlError
 from tidelane.operator.kubernetes_cluster import KubernetesCluster, connect
 
 from .operator_rig import OperatorRig
-from .serving import Served, free_port, serve_command
+from .serving import serve_command
 
 CRDS = Path(__file__).parents[2] / "crds"
 

@@ -1,8 +1,9 @@
-"""`tidelane` with a disk for KV whose reads fail as long as the file named first is there."""
+"""`tidelane` with a disk for KV whose reads fail as long as the file named first is there, or hang if it says so."""
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,8 @@ class BadSectors(FaultyPages):
 
     @override
     def read(self, into: Sequence[Buffer], offset: int) -> int:
+        if failing.exists() and failing.read_text() == "hang":
+            threading.Event().wait()
         self.rates = FaultRates(io_error=1.0 if failing.exists() else 0.0)
         return super().read(into, offset)
 

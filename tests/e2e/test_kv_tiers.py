@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 import shutil
-import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-import httpx
 import openai
 import psutil
 import pytest
+from tools.kv_proof import pressure
+from tools.kv_proof.serving import Room, Served, TieredEngine, free_port
 
 from tidelane.engine.kv.disk_copier import MOST_FAILURES
+from tidelane.engine.kv.rhythm import FEW_PAUSES
 
-from .serving import Served, free_port, serve_command, text_of
+from .serving import serve_command, text_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -132,63 +130,64 @@ async def test_an_engine_killed_and_started_again_finds_its_kv_on_disk(tmp_path:
     assert fetched >= 2 * 20
 
 
+async def test_who_comes_in_a_rhythm_is_expected(tmp_path: Path) -> None:
+    port, pause_s = free_port(), 4.0
+    sizes = {"pool": ROOM.device_bytes, "host": ROOM.host_bytes, "disk": ROOM.disk_bytes}
+    command = [*serve_command(port, tmp_path), "--kv-prefetch", "--kv-disk-folder", str(tmp_path / "kv")]
+    command += [text for tier, size in sizes.items() for text in (f"--kv-{tier}-memory", str(size))]
+    with subprocess.Popen(command) as process:
+        engine = Served(process, port)
+        try:
+            await engine.until_ready()
+            async with openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="none", timeout=300) as client:
+                for _ in range(FEW_PAUSES + 2):  # so that it is known how others pause
+                    await text_of(client, "Once and again it is asked of the sea and of the tides, and that is all.", 1)
+                texts = [await text_of(client, PROMPTS[0], 4)]
+                for turn in range(5):
+                    ended_s = time.monotonic()
+                    for name in ("Eve", "Finn"):  # who crowd it out
+                        await text_of(client, f"{name} {turn} " + "has much to tell of the sea. " * 50, 1)
+                    if turn == 0:  # a slow machine takes longer to crowd it out
+                        pause_s = max(pause_s, 2 * (time.monotonic() - ended_s))
+                    # Its own rhythm, which is what is looked at: nothing waits for this.
+                    await asyncio.sleep(ended_s + pause_s - time.monotonic())
+                    texts.append(await text_of(client, PROMPTS[0], 4))
+            await engine.until_idle()
+            fetched, loaded = [
+                await engine.metrics(
+                    *(
+                        f'kv_prefetch{name}_blocks_total{{model_name="chat",tier="{tier}"}}'
+                        for name in ("ed", "ed_useful")
+                    )
+                )
+                for tier in ("host", "device")
+            ]
+        finally:
+            process.kill()
+    assert len(set(texts)) == 1
+    assert fetched[0] >= fetched[1] > 10
+    assert loaded[0] >= loaded[1] > 10
+
+
 # ---- disks that fail -------------------------------------------------------------------------------------------------
 
 # Some 22 blocks each: device and host memory have room for one of them and a half, the disk for all.
 PROMPTS = [f"{name} " + "has much to tell of the sea. " * 50 for name in ("Ada", "Ben", "Cleo")]
-DEVICE_BYTES = HOST_BYTES = 36 * BLOCK_BYTES
-DISK_BYTES = 256 << 20
+ROOM = Room(device_bytes=36 * BLOCK_BYTES, host_bytes=36 * BLOCK_BYTES, disk_bytes=256 << 20)
 
 
-class DiskEngine:
-    """An engine with KV on a disk, whose log is read."""
+class DiskEngine(TieredEngine):
+    """With room for one and a half of PROMPTS above the disk."""
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        kv: Path | None = None,
-        device_bytes: int = DEVICE_BYTES,
-        launcher: Sequence[str] = (),
-        wrapper: Sequence[str] = (),
+        self, folder: Path, *, kv: Path | None = None, launcher: Sequence[str] = (), wrapper: Sequence[str] = ()
     ) -> None:
-        port = free_port()
-        self.kv = kv or folder / "kv"
-        self._log = folder / "log"
-        command = serve_command(port, folder)
-        if launcher:
-            command = [sys.executable, *launcher, *command[command.index("serve") :]]
-        tiers = {"pool": device_bytes, "host": HOST_BYTES, "disk": DISK_BYTES}
-        sizes = [text for tier, size in tiers.items() for text in (f"--kv-{tier}-memory", str(size))]
-        with self._log.open("w") as log:
-            self.process = subprocess.Popen(
-                [*wrapper, *command, *sizes, "--kv-disk-folder", str(self.kv)], stderr=log, stdout=log
-            )
-        self.served = Served(self.process, port)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def log(self) -> str:
-        return self._log.read_text()
+        super().__init__(folder, ROOM, kv=kv, launcher=launcher, wrapper=wrapper)
 
     async def texts(self, prompts: list[str]) -> list[str]:
         """The beginnings of the answers, asked for one after the other: late in a text a near-tie may flip."""
         async with openai.AsyncOpenAI(base_url=f"{self.served.url}/v1", api_key="none", timeout=120) as client:
             return [(await text_of(client, prompt, 30))[:60] for prompt in prompts]
-
-    async def moved(self, figure: str, way: str) -> float:
-        """To the disk or from it."""
-        return await self.served.metric(f'kv_{figure}_total{{model_name="chat",tier="disk",way="{way}"}}')
-
-    async def until(self, figure: str, way: str, least: float) -> None:
-        async with asyncio.timeout(60):
-            while await self.moved(figure, way) < least:
-                await asyncio.sleep(0.1)  # the interval of a poll with a deadline
 
     async def first_texts(self) -> list[str]:
         """The answers to PROMPTS; all KV of each is on the disk before the next is asked for."""
@@ -198,11 +197,6 @@ class DiskEngine:
             await self.until("moved_blocks", "store", 22 * number)
         await self.served.until_idle()
         return texts
-
-    async def end(self) -> None:
-        self.process.terminate()
-        assert await asyncio.to_thread(self.process.wait, 60) == 0
-        assert "Traceback" not in self.log()
 
 
 async def test_a_folder_removed_and_then_a_disk_that_takes_no_more_leave_all_answers_right(tmp_path: Path) -> None:
@@ -241,6 +235,18 @@ async def test_a_disk_whose_reads_fail_is_done_without(tmp_path: Path) -> None:
         await engine.end()
 
 
+async def test_a_disk_that_hangs_holds_up_neither_answers_nor_the_end(tmp_path: Path) -> None:
+    failing = tmp_path / "failing"
+    faulty = str(Path(__file__).with_name("faulty_engine.py"))
+    with DiskEngine(tmp_path, launcher=(faulty, str(failing))) as engine:
+        await engine.served.until_ready()
+        texts = await engine.first_texts()
+        failing.write_text("hang")
+        assert await engine.texts(PROMPTS[:1]) == texts[:1]
+        await engine.end()
+        assert "copies of KV have not ended within 5 s" in engine.log()
+
+
 # A file system of its own for one process and its children, gone with them; needs no rights of anybody.
 APART = ("unshare", "--map-root-user", "--mount", "sh", "-c")
 
@@ -255,7 +261,7 @@ def mounted(folder: Path, options: str) -> tuple[str, ...]:
 async def test_a_file_system_that_runs_full_takes_no_room_from_the_engine(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    size = DISK_BYTES + (4 << 20)
+    size = ROOM.disk_bytes + (4 << 20)
     with DiskEngine(tmp_path, kv=disk / "kv", wrapper=mounted(disk, f"size={size}")) as engine:
         await engine.served.until_ready()
         there = Path(f"/proc/{engine.process.pid}/root{disk}")
@@ -292,76 +298,20 @@ def test_a_file_system_that_cannot_hold_kv_ends_the_start_in_one_line(
 
 # ---- more work than there is room for --------------------------------------------------------------------------------
 
-PRESSURE_S = 60.0
-CLIENTS = 64
-
-
-@dataclass
-class Ends:
-    """How requests have ended."""
-
-    latencies_s: list[float] = field(default_factory=list)
-    left: int = 0
-    wrong: list[str] = field(default_factory=list)
-
-
-async def one_of_many(client: httpx.AsyncClient, chance: random.Random, ends: Ends) -> None:
-    """A long prompt, some of which begin alike; every third client does not wait for the end."""
-    words = " ".join(str(chance.randrange(1000)) for _ in range(chance.randint(15, 40)))
-    body = {
-        "model": "chat",
-        "prompt": f"Of the tide at port {chance.randrange(8)}. " * chance.randint(1, 8) + words,
-        "max_tokens": chance.randint(1, 12),
-        "stream": True,
-        "ignore_eos": True,
-    }
-    patience_s = chance.uniform(0.01, 20.0) if chance.random() < 1 / 3 else None
-    begun_s = time.monotonic()
-    try:
-        async with asyncio.timeout(patience_s), client.stream("POST", "/v1/completions", json=body) as response:
-            lines = [line async for line in response.aiter_lines() if line]
-    except TimeoutError:
-        ends.left += 1
-        return
-    errors = [line for line in lines if line.startswith('data: {"error"')]
-    if errors or response.status_code != 200 or lines[-1:] != ["data: [DONE]"]:
-        ends.wrong.append(f"{response.status_code} {errors or lines[-1:]}")
-    else:
-        ends.latencies_s.append(time.monotonic() - begun_s)
-
 
 async def test_64_clients_and_room_for_four_leave_no_block_behind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ends = Ends()
-    # The longest takes some 15 blocks.
-    with DiskEngine(tmp_path, device_bytes=4 * 15 * BLOCK_BYTES) as engine:
+    with TieredEngine(tmp_path, pressure.ROOM) as engine:
         await engine.served.until_ready()
-
-        async def keep_asking(client: httpx.AsyncClient, chance: random.Random) -> None:
-            until_s = time.monotonic() + PRESSURE_S
-            while time.monotonic() < until_s:
-                await one_of_many(client, chance, ends)
-
-        limits = httpx.Limits(max_connections=CLIENTS)
-        async with httpx.AsyncClient(base_url=engine.served.url, timeout=None, limits=limits) as client:
-            async with asyncio.timeout(PRESSURE_S + 400):
-                await asyncio.gather(*(keep_asking(client, random.Random(number)) for number in range(CLIENTS)))
-        await engine.served.until_idle()
-        used, preemptions, evictions = await engine.served.metrics(
-            'kv_tier_blocks{model_name="chat",state="used",tier="device"}',
-            "num_preemptions_total",
-            'kv_evictions_total{model_name="chat",tier="device"}',
-        )
+        pressed = await pressure.press(engine, 60.0, seed=0, tell=lambda *_: None)
         await engine.end()
-    assert ends.wrong == []
-    assert used == 0
-    assert len(ends.latencies_s) > CLIENTS / 2
-    assert ends.left > 0
-    assert evictions > 0
+    assert pressed.faults == ()
+    assert pressed.answered > pressure.CLIENTS / 2
+    assert pressed.left > 0
     with capsys.disabled():
-        median_s, slowest_s = statistics.median(ends.latencies_s), max(ends.latencies_s)
         print(
-            f"\n{len(ends.latencies_s)} answered, {ends.left} left, {preemptions:.0f} pre-empted; "
-            f"median {median_s:.1f} s, slowest {slowest_s:.1f} s, {slowest_s / median_s:.1f} times the median"
+            f"\n{pressed.answered} answered, {pressed.left} left, {pressed.preemptions} pre-empted; "
+            f"median {pressed.median_s:.1f} s, slowest {pressed.slowest_s:.1f} s, "
+            f"{pressed.slowest_over_median:.1f} times the median"
         )

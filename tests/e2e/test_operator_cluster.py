@@ -9,8 +9,9 @@ import pytest
 
 from cluster.harness import Cluster
 from control_plane.cluster_contract import ClusterContract
+from tidelane.operator.crd import KIND
 from tidelane.operator.errors import Retry
-from tidelane.operator.kubernetes_cluster import KubernetesCluster
+from tidelane.operator.kubernetes_cluster import KubernetesCluster, connect
 from tidelane.operator.resources import ObjectRef
 
 pytestmark = pytest.mark.cluster
@@ -25,8 +26,8 @@ class KubectlUser:
     async def apply(self, manifest: dict[str, Any]) -> None:
         self._api_server.kubectl("apply", "-f", "-", namespace=self.namespace, stdin=json.dumps(manifest))
 
-    async def delete(self, ref: ObjectRef) -> None:
-        self._api_server.kubectl("delete", "tlsvc", ref.name, "--wait=false", namespace=self.namespace)
+    async def delete(self, ref: ObjectRef, kind: str = KIND) -> None:
+        self._api_server.kubectl("delete", kind, ref.name, "--wait=false", namespace=self.namespace)
 
 
 @pytest.fixture
@@ -37,6 +38,15 @@ def user(installed: Cluster, namespace: str, kubernetes: KubernetesCluster) -> K
 async def test_a_kind_that_is_not_installed_is_no_absent_object(kubernetes: KubernetesCluster) -> None:
     with pytest.raises(Retry, match="404"):
         await kubernetes._request("GET", "/apis/tidelane.dev/v1alpha1/namespaces/default/nothings/chat")
+
+
+async def test_without_a_right_to_policies_and_namespaces_it_goes_on(installed: Cluster, namespace: str) -> None:
+    async with await connect(str(installed.kubeconfig)) as client:
+        client.set_default_header("Impersonate-User", "nobody")
+        assert await KubernetesCluster(client).policies() is None
+        assert await KubernetesCluster(client).namespaces() == {}
+        named = {"kubernetes.io/metadata.name": namespace}
+        assert await KubernetesCluster(client, [namespace]).namespaces() == {namespace: named}
 
 
 class TestKubernetesCluster(ClusterContract):

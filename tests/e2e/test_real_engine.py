@@ -17,13 +17,14 @@ import httpx
 import openai
 import psutil
 import pytest
+from tools.kv_proof.serving import Served, free_port
 
 from agent.engine_control_contract import EngineControlContract, RunningEngine, StartEngine, objective
 from engine.core.models import save
 from engine.handover.processes import prefill_sides, runs
 from tidelane.rpc import serving_pb2
 
-from .serving import MODEL, Served, free_port, serve_command, text_of
+from .serving import MODEL, serve_command, text_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

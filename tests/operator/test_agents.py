@@ -209,3 +209,12 @@ async def test_one_no_longer_followed_is_lost(rig: Rig) -> None:
     rig.pool.follow([])
     await rig.until(lambda: not rig.pool.nodes()["a"].connected)
     assert rig.pool.dead_followers == []
+
+
+async def test_silence_counts_only_once_every_agent_has_been_tried(rig: Rig) -> None:
+    rig.now_s = 50.0
+    assert rig.pool.watching_for_s == 0.0
+    await rig.agent.statuses.put(node_status())
+    await rig.until(lambda: "a" in rig.pool.nodes())
+    rig.now_s = 53.0
+    assert rig.pool.watching_for_s == 3.0

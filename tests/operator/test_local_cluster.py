@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from control_plane.cluster_contract import ClusterContract, status_of
-from control_plane.wrong_manifests import RIGHT
-from tidelane.operator import children, crd
+from control_plane.wrong_manifests import POLICY, RIGHT
+from tidelane.operator import children
+from tidelane.operator.crd import KIND, POLICY_KIND
 from tidelane.operator.local_cluster import LocalCluster
 from tidelane.operator.reports import Report
 from tidelane.operator.resources import FINALIZER, ObjectRef, Service
-from tidelane.operator.validation import Schema
+from tidelane.operator.validation import Schemas
 
 
 class LocalUser:
@@ -22,18 +23,23 @@ class LocalUser:
     def __init__(self) -> None:
         self.changes: list[ObjectRef] = []
         self.reports: list[tuple[ObjectRef, Report]] = []
-        self.schema = Schema(crd.load(), crd.VERSION)
+        self.policy_changes = 0
+        self.schemas = Schemas()
         self.cluster = LocalCluster(
             lambda: datetime(2030, 1, 1, tzinfo=UTC),
             self.changes.append,
             lambda ref, report: self.reports.append((ref, report)),
+            self._policies_changed,
         )
 
     async def apply(self, manifest: dict[str, Any]) -> None:
-        self.cluster.put(self.schema.with_defaults(manifest))
+        self.cluster.put(self.schemas.of(manifest["kind"]).with_defaults(manifest))
 
-    async def delete(self, ref: ObjectRef) -> None:
-        self.cluster.delete(ref)
+    async def delete(self, ref: ObjectRef, kind: str = KIND) -> None:
+        self.cluster.delete(ref, kind)
+
+    def _policies_changed(self) -> None:
+        self.policy_changes += 1
 
 
 @pytest.fixture
@@ -64,3 +70,11 @@ async def test_what_is_read_is_a_copy(user: LocalUser) -> None:
     read["metadata"]["finalizers"] = [FINALIZER]
     again: Any = await user.cluster.service(ref)
     assert "finalizers" not in again["metadata"]
+
+
+async def test_changes_of_policies_are_told_apart(user: LocalUser) -> None:
+    await user.apply(dict(POLICY))
+    await user.apply(dict(POLICY))
+    await user.delete(ObjectRef("", "gold"), POLICY_KIND)
+    assert user.policy_changes == 2
+    assert user.changes == []

@@ -7,19 +7,18 @@ import json
 import pytest
 
 from control_plane.wrong_manifests import RIGHT, edited
-from tidelane.operator import crd
 from tidelane.operator.manifests import ManifestError, read_manifests
-from tidelane.operator.validation import Schema
+from tidelane.operator.validation import Schemas
 
 
 @pytest.fixture(scope="module")
-def schema() -> Schema:
-    return Schema(crd.load(), crd.VERSION)
+def schemas() -> Schemas:
+    return Schemas()
 
 
-def test_several_documents_and_empty_ones(schema: Schema) -> None:
+def test_several_documents_and_empty_ones(schemas: Schemas) -> None:
     text = "---\n---\n" + json.dumps(RIGHT) + "\n---\n" + json.dumps(edited("metadata.name", "other")) + "\n---\n"
-    found = read_manifests(text, "x.yaml", schema)
+    found = read_manifests(text, "x.yaml", schemas)
     assert [(each.index, each.manifest["metadata"]["name"]) for each in found] == [(2, "chat"), (3, "other")]
     assert found[0].manifest["spec"]["resources"] == {"gpus": 1}
 
@@ -47,13 +46,13 @@ def test_several_documents_and_empty_ones(schema: Schema) -> None:
         (json.dumps(edited("spec.slo.ttft", "0s")), "x.yaml, document 1: spec.slo.ttft: Invalid value"),
     ],
 )
-def test_refused_with_file_document_field_and_rule(schema: Schema, text: str, said: str) -> None:
+def test_refused_with_file_document_field_and_rule(schemas: Schemas, text: str, said: str) -> None:
     with pytest.raises(ManifestError) as refusal:
-        read_manifests(text, "x.yaml", schema)
+        read_manifests(text, "x.yaml", schemas)
     assert said in str(refusal.value)
 
 
-def test_dates_stay_strings_as_in_kubernetes(schema: Schema) -> None:
+def test_dates_stay_strings_as_in_kubernetes(schemas: Schemas) -> None:
     text = json.dumps(edited("metadata.annotations", {"day": "?"})).replace('"?"', "2030-01-01")
-    [found] = read_manifests(text, "x.yaml", schema)
+    [found] = read_manifests(text, "x.yaml", schemas)
     assert found.manifest["metadata"]["annotations"] == {"day": "2030-01-01"}

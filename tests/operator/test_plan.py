@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from tidelane.operator.observation import KVPressure, Measured, Phase, Replica
+from tidelane.operator.observation import KVPressure, Measured, Phase, Reach, Replica
 from tidelane.operator.plan import ApplyChild, StartReplica, StopReplica, WriteStatus
+from tidelane.operator.reports import Report
 from tidelane.operator.resources import FINALIZER
 from tidelane.rpc.wire import ReplicaRef
 
+from .policy_objects import policies, policy, tpot
 from .world import TIMING, FakeNode, World, service_object
 
 
@@ -192,7 +194,7 @@ class TestChangingTheSpec:
         assert world.status["endpoint"]
 
     def test_what_has_no_effect_yet_is_said(self, world: World) -> None:
-        for kv_cache in ({"hostMemory": "8Gi", "prefetch": True, "dtype": "auto"}, {"dtype": "int8"}):
+        for kv_cache in ({"prefetch": True, "dtype": "auto"}, {"dtype": "int8"}):
             world.edit(kvCache=kv_cache)
             serving(world)
             assert world.condition("Ready") == ("True", "Serving")
@@ -201,7 +203,7 @@ class TestChangingTheSpec:
     def test_where_no_kv_is_kept_for_later_prompts_all_that_would_steer_it_is_said_to_have_no_effect(
         self, world: World
     ) -> None:
-        wanted = {"hostMemory": "8Gi", "nvme": "64Gi", "dtype": "int8", "idleTimeout": "5m"}
+        wanted = {"hostMemory": "8Gi", "nvme": "64Gi", "dtype": "int8", "idleTimeout": "5m", "prefetch": True}
         world.edit(execution={"mode": "Disaggregated"}, kvCache=wanted)
         serving(world)
         [message] = [each["message"] for each in world.status["conditions"] if each["type"] == "FieldsIgnored"]
@@ -256,6 +258,60 @@ class TestChangingTheSpec:
         world.serve()
         world.settle()
         assert world.raw is None
+
+
+class TestPolicies:
+    def test_another_target_reaches_the_agent_and_nothing_else_happens(self, world: World) -> None:
+        serving(world)
+        writes, children = world.status_writes, dict(world.children)
+        world.policies = policies(policy(overrides=tpot("20ms")))
+        [action] = world.settle()
+        assert isinstance(action, StartReplica)
+        assert (action.spec.generation, action.spec.objective.slo.tpot_s) == (1, 0.02)
+        # Until the engine is held to it, the status speaks of what it is held to.
+        assert world.status["effectiveSLO"]["tpot"] == "50ms"
+        assert world.status_writes == writes
+        world.serve()
+        world.settle()
+        [told] = [report.message for report in world.reports if report.reason == "TargetsChanged"]
+        assert told == "tpot 50ms to 20ms (SLOPolicy gold (overrides))"
+        shown = world.status["effectiveSLO"]
+        assert (shown["tpot"], shown["ttft"]) == ("20ms", "200ms")
+        assert shown["source"] == "spec, SLOPolicy gold (overrides)"
+        assert {each["field"]: each["source"] for each in shown["sources"]} == {
+            "ttft": "spec",
+            "tpot": "SLOPolicy gold (overrides)",
+            "percentile": "spec",
+        }
+        assert world.condition("Ready") == ("True", "Serving")
+        assert world.children == children
+
+    def test_it_reverts_when_the_policy_goes(self, world: World) -> None:
+        world.policies = policies(policy(overrides={"execution": {"minDecodeShare": 40}}))
+        serving(world)
+        assert world.status["effectiveExecution"] == {"minDecodeShare": 40}
+        world.policies = policies()
+        serving(world)
+        told = [report.message for report in world.reports if report.reason == "TargetsChanged"]
+        assert told == ["minDecodeShare 40 to none"]
+        assert "effectiveExecution" not in world.status
+        assert world.status["effectiveSLO"]["source"] == "spec"
+        [replica] = world.nodes["a"].replicas.values()
+        assert replica.objective
+        assert replica.objective.bounds is None
+
+    def test_an_agent_that_knows_only_generations_is_not_asked_again_and_again(self, world: World) -> None:
+        serving(world)
+        world.update("a", ref(world), objective=None)
+        world.policies = policies(policy(overrides=tpot("20ms")))
+        assert [type(action) for action in world.settle()] == [WriteStatus, Report]
+
+    def test_what_is_left_out_is_shown_as_built_in(self) -> None:
+        world = World(service_object(slo=None), FakeNode("a"))
+        serving(world)
+        shown = world.status["effectiveSLO"]
+        assert (shown["ttft"], shown["tpot"], shown["percentile"], shown["source"]) == ("1s", "100ms", 99, "built in")
+        assert "ttftPer1kInputTokens" not in shown
 
 
 class TestTrouble:
@@ -432,6 +488,52 @@ class TestFigures:
         assert world.condition("SLOMet") == ("False", "Missed")
         assert world.condition("Ready") == ("True", "Serving")
         assert "SLOMissed" in [report.reason for report in world.reports]
+
+    def test_targets_out_of_reach_are_told_with_the_best_there_is(self, world: World) -> None:
+        serving(world)
+
+        def look(tpot_s: float, **changes: Any) -> tuple[str, str]:
+            world.now_s += TIMING.figures_s
+            self.measure(world, tpot_s=tpot_s, **changes)
+            world.settle()
+            return world.condition("SLOFeasible")
+
+        assert not world.has_condition("SLOFeasible")
+        world.update("a", ref(world), reach=Reach(100, ttft_s=0.05, tpot_s=0.04))
+        assert look(0.06) == ("True", "WithinReach")
+        # By prediction out of reach, but measured to be within it.
+        world.update("a", ref(world), reach=Reach(100, ttft_s=0.05, tpot_s=0.0613))
+        assert look(0.045) == ("True", "WithinReach")
+        assert look(0.07) == ("False", "OutOfReach")
+        [told] = [report for report in world.reports if report.reason == "SLOOutOfReach"]
+        assert told.message.startswith(
+            "TPOT 50ms wanted; 61ms is the best that replica 0 can give, alone on its device"
+        )
+        # Just about within reach again is no news, nor is another best.
+        world.update("a", ref(world), reach=Reach(100, ttft_s=0.05, tpot_s=0.049))
+        assert look(0.07) == ("False", "OutOfReach")
+        [condition] = [each for each in world.status["conditions"] if each["type"] == "SLOFeasible"]
+        assert condition["message"] == told.message
+        world.update("a", ref(world), reach=Reach(100, ttft_s=0.05, tpot_s=0.047))
+        assert look(0.07) == ("True", "WithinReach")
+        world.update("a", ref(world), reach=None)
+        assert look(0.07, requests=0) == ("Unknown", "NoRequests")
+        assert world.condition("Ready") == ("True", "Serving")
+
+    def test_long_prompts_are_judged_with_their_allowance(self, world: World) -> None:
+        world.edit(slo={"ttft": "200ms", "ttftPer1kInputTokens": "100ms", "tpot": "50ms"})
+        serving(world)
+        for input_tokens, told in ((4000, ("True", "WithinReach")), (1000, ("False", "OutOfReach"))):
+            world.now_s += TIMING.figures_s
+            world.update("a", ref(world), reach=Reach(input_tokens, ttft_s=0.4, tpot_s=0.01))
+            self.measure(world, ttft_s=0.9)
+            world.settle()
+            assert world.condition("SLOFeasible") == told
+        [condition] = [each for each in world.status["conditions"] if each["type"] == "SLOFeasible"]
+        assert condition["message"].startswith(
+            "TTFT 200ms and 100ms for every 1,000 tokens wanted; 400ms is the best that replica 0 can give a prompt of "
+            "1000 tokens"
+        )
 
     def test_lack_of_room_is_told_as_it_begins_gets_worse_and_ends(self, world: World) -> None:
         serving(world)

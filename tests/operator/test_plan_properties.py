@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tidelane.operator.observation import Phase
 from tidelane.operator.plan import ApplyChild, StartReplica, WriteStatus
 
+from .policy_objects import policies, policy, tpot
 from .world import TIMING, FakeNode, World, service_object
 
 NODES = ("a", "b", "c")
@@ -50,6 +51,11 @@ class PlanMachine(RuleBasedStateMachine):
             if can:
                 del self.world.raw["spec"]["scaling"]
             self.settle()
+
+    @rule(tightest=st.sampled_from(["20ms", "80ms", None]))
+    def a_policy_comes_or_goes(self, tightest: str | None) -> None:
+        self.world.policies = policies(policy(overrides=tpot(tightest))) if tightest else policies()
+        self.settle()
 
     @rule(name=node_names, seconds=st.sampled_from([TIMING.unreachable_s, TIMING.move_s]))
     def node_is_away(self, name: str, seconds: float) -> None:
@@ -154,6 +160,19 @@ class PlanMachine(RuleBasedStateMachine):
                 if replica.phase is not Phase.DRAINING
             )
             assert all(count == 1 for count in running.values()), running
+
+    @invariant()
+    def engines_in_reach_are_held_to_what_is_in_force(self) -> None:
+        """But where the service was not understood, or its agent has refused this generation."""
+        service = self.world.service if hasattr(self, "world") else None
+        if service is None or service.deleting or isinstance(service.spec, str) or service.spec.unsupported:
+            return
+        for node in self.world.nodes.values():
+            for ref, replica in node.replicas.items():
+                current = replica.generation == service.generation and service.placements.get(ref.index) == node.name
+                told = node.lost_at_s is None and (node.name, ref) not in self.world.refusals
+                if current and told and ref.service_uid == service.uid and replica.phase is not Phase.DRAINING:
+                    assert replica.objective == service.spec.objective
 
     @invariant()
     def no_device_is_given_twice(self) -> None:

@@ -44,7 +44,14 @@ class InstantAgents:
         if node_name in self.refuse:
             raise self.refuse[node_name]
         self.running[node_name][spec.ref] = Replica(
-            spec.ref, spec.generation, spec.generation, Phase.READY, host="10.0.0.1", port=8000, model_loaded=True
+            spec.ref,
+            spec.generation,
+            spec.generation,
+            Phase.READY,
+            host="10.0.0.1",
+            port=8000,
+            model_loaded=True,
+            objective=spec.objective,
         )
 
     async def remove(self, node_name: str, ref: ReplicaRef, drain_deadline_s: float) -> None:
@@ -58,7 +65,9 @@ class Rig:
         self.now_s = 0.0
         self.reads = 0
         self.schema = Schema(crd.load(), crd.VERSION)
-        self.cluster = CountingCluster(lambda: datetime(2030, 1, 1, tzinfo=UTC), self._changed, lambda *_: None)
+        self.cluster = CountingCluster(
+            lambda: datetime(2030, 1, 1, tzinfo=UTC), self._changed, lambda *_: None, lambda: None
+        )
         self.agents = InstantAgents(*names)
         self.reconciler = self.another()
 

@@ -21,6 +21,7 @@ from tidelane.operator.plan import (
     WriteStatus,
     plan,
 )
+from tidelane.operator.policies import Policies
 from tidelane.operator.reports import Report
 from tidelane.operator.resources import ObjectRef, Service
 from tidelane.rpc.wire import ReplicaRef
@@ -90,6 +91,7 @@ class World:
         self.now_s = 1000.0
         self.status_writes = 0
         self.promised: dict[str, tuple[int, ...]] = {}
+        self.policies = Policies()
 
     @property
     def now(self) -> datetime:
@@ -97,7 +99,7 @@ class World:
 
     @property
     def service(self) -> Service | None:
-        return Service.parse(self.raw) if self.raw else None
+        return self.policies.applied(Service.parse(self.raw)) if self.raw else None
 
     def is_gone(self) -> bool:
         return self.raw is None
@@ -168,6 +170,7 @@ class World:
                     del node.replicas[ref], node.claims[ref]
                 elif replica.phase is not Phase.DRAINING:
                     self.update(node.name, ref, phase=Phase.READY, model_loaded=True, serving=replica.generation)
+                    self.update(node.name, ref, serves_objective=True)
 
     def update(self, name: str, ref: ReplicaRef, serving: int | None = None, **changes: Any) -> None:
         node = self.nodes[name]
@@ -215,6 +218,11 @@ class World:
             return
         node.claims[spec.ref] = spec.devices
         if known and known.phase is not Phase.DRAINING:
-            node.replicas[spec.ref] = replace(known, generation=spec.generation)
+            served = known.serves_objective and known.objective == spec.objective
+            node.replicas[spec.ref] = replace(
+                known, generation=spec.generation, objective=spec.objective, serves_objective=served
+            )
         else:
-            node.replicas[spec.ref] = Replica(spec.ref, spec.generation, None, Phase.STARTING)
+            node.replicas[spec.ref] = Replica(
+                spec.ref, spec.generation, None, Phase.STARTING, objective=spec.objective, serves_objective=False
+            )

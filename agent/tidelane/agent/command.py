@@ -38,23 +38,27 @@ def engine_arguments(
         "--objective": json_format.MessageToJson(objective_to_wire(objective), indent=None),
         "--control-socket": str(control_socket),
     }
+    below = bool(spec.kv_cache.host_memory_bytes or spec.kv_cache.nvme_bytes)
+    flags: list[str] = []
     if spec.objective.mode is not ExecutionMode.DISAGGREGATED:  # whose engine keeps no KV for later prompts
         if spec.kv_cache.host_memory_bytes:
             arguments["--kv-host-memory"] = str(spec.kv_cache.host_memory_bytes)
         if spec.kv_cache.nvme_bytes:
             arguments["--kv-disk-memory"] = str(spec.kv_cache.nvme_bytes)
             arguments["--kv-disk-folder"] = str(kv_disk_folder)
-        if spec.kv_cache.dtype != "auto" and (spec.kv_cache.host_memory_bytes or spec.kv_cache.nvme_bytes):
+        if spec.kv_cache.dtype != "auto" and below:
             arguments["--kv-dtype"] = spec.kv_cache.dtype
         if spec.kv_cache.idle_timeout_s is not None:
             arguments["--kv-idle-timeout"] = str(spec.kv_cache.idle_timeout_s)
+        if spec.kv_cache.prefetch and below:
+            flags.append("--kv-prefetch")
     if spec.model.max_context_tokens is not None:
         arguments["--max-context-tokens"] = str(spec.model.max_context_tokens)
     if model_store is not None:
         arguments["--model-store"] = str(model_store)
     if cores:
         arguments["--cores"] = ",".join(map(str, cores))
-    return [word for pair in arguments.items() for word in pair]
+    return [*(word for pair in arguments.items() for word in pair), *flags]
 
 
 def claimed_cores(claim: Claim, devices: Mapping[str, Device]) -> tuple[int, ...]:

@@ -109,15 +109,21 @@ class Node:
     # ---- changes -----------------------------------------------------------------------------------------------------
 
     async def apply(self, spec: ReplicaSpec) -> node_agent_pb2.ReplicaStatus:
-        """Raises Outdated, NoRoom or TryLater; then nothing has changed."""
+        """Raises Outdated, NoRoom or TryLater; then nothing has changed.
+
+        Of the generation that is in force, only another objective is taken.
+        """
         async with self._changing:
             self._check_open()
             current = self._records.get(spec.ref)
             if current and spec.generation < current.spec.generation:
                 raise Outdated(f"generation {spec.generation} asked for, {current.spec.generation} is in force")
             if current and spec.generation == current.spec.generation and current.remove_by_unix_s is None:
-                return self._replicas[spec.ref].status()
-            record = Record(spec, self._choose(spec, current))
+                if spec.objective == current.spec.objective:
+                    return self._replicas[spec.ref].status()
+                record = replace(current, spec=replace(current.spec, objective=spec.objective))
+            else:
+                record = Record(spec, self._choose(spec, current))
             await self._save({**self._records, spec.ref: record})
             if spec.ref in self._replicas:
                 self._replicas[spec.ref].want(self._wanted(record))

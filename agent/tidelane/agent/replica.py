@@ -25,7 +25,7 @@ from tidelane.agent.running import RunningEngine
 from tidelane.agent.state import Damaged, Launched, ReplicaFolder
 from tidelane.rpc.node_agent_pb2 import ReplicaStatus
 from tidelane.rpc.serving_pb2 import EngineStatus
-from tidelane.rpc.wire import Objective, ReplicaRef, ref_to_wire
+from tidelane.rpc.wire import Objective, ReplicaRef, objective_to_wire, ref_to_wire
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +140,8 @@ class Replica:
         spec, claim, devices = self.wanted.spec, self.wanted.claim, around.devices()
         try:
             self.folder.prepare()
+            if not spec.kv_cache.nvme_bytes:
+                self.folder.forget_kv()
             self.folder.control_socket.unlink(missing_ok=True)
             self.port = choose_port(self.ref, around.address, spec.port, self.port, around.taken_ports(self.ref))
             launched = Launched(spec, claim, self.port)
@@ -203,16 +205,19 @@ class Replica:
         self._around.changed()
 
     def _settle(self, engine: RunningEngine) -> None:
-        """Notes the generation that the engine serves, once all of it is in force."""
+        """Notes the generation and the objective that the engine serves, once all of it is in force."""
         view, wanted = engine.view(self._objective), self.wanted
-        if engine.serving_generation == wanted.spec.generation or not (view.ready and view.objective_in_force):
+        if engine.serves(wanted.spec) or not (view.ready and view.objective_in_force):
             return
         if engine.status is None or engine.status.objective_revision < self._objective.revision:
             return
         if lifecycle.must_replace(view, wanted):
             return
+        since_s = engine.launched.ready_since_unix_s
+        if engine.serving_generation != wanted.spec.generation or since_s is None:
+            since_s = self._around.wall_clock()
         engine.serving_generation = wanted.spec.generation
-        engine.launched = replace(engine.launched, spec=wanted.spec, ready_since_unix_s=self._around.wall_clock())
+        engine.launched = replace(engine.launched, spec=wanted.spec, ready_since_unix_s=since_s)
         self._message = ""
         self._remember(engine.launched)
         log.info("engine serves replica=%s generation=%d", self.ref, wanted.spec.generation)
@@ -332,6 +337,7 @@ class Replica:
             port=self.port or 0,
             restarts=self.restarts,
             device_ids=self.wanted.claim.device_ids,
+            objective=objective_to_wire(self.wanted.spec.objective),
         )
         if phase == ReplicaStatus.BACKING_OFF:
             status.restart_in_s = max(0.0, self._failures.restart_at_s - now_s)
@@ -340,6 +346,7 @@ class Replica:
             status.model_loaded = engine.status.state in (EngineStatus.WARMING, EngineStatus.READY)
             status.message = self._message or engine.status.message
             status.serving_generation = engine.serving_generation
+            status.serves_objective = engine.serves(self.wanted.spec)
             if engine.ready and engine.serving_generation:
                 status.ready_since_unix_s = engine.launched.ready_since_unix_s or 0.0
         return status

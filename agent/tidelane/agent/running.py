@@ -14,7 +14,7 @@ from tidelane.agent.lifecycle import EngineView
 from tidelane.agent.state import Launched
 from tidelane.engine.slo import Slo
 from tidelane.rpc.serving_pb2 import EngineStatus
-from tidelane.rpc.wire import Objective
+from tidelane.rpc.wire import Objective, ReplicaSpec
 
 
 @dataclass(slots=True)
@@ -65,6 +65,11 @@ class RunningEngine:
     @property
     def ready(self) -> bool:
         return self.status is not None and self.status.state == EngineStatus.READY
+
+    def serves(self, spec: ReplicaSpec) -> bool:
+        """Whether all of that is in force; `launched` follows what the engine has taken."""
+        running = self.launched.spec
+        return self.serving_generation == spec.generation and running.objective == spec.objective
 
     def view(self, objective: Objective) -> EngineView:
         return EngineView(

@@ -80,6 +80,10 @@ class ReplicaFolder:
     def prepare(self) -> None:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
+    def forget_kv(self) -> None:
+        """No engine has it, and none will want it."""
+        shutil.rmtree(self.kv, ignore_errors=True)
+
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 

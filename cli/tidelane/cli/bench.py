@@ -16,7 +16,7 @@ from rich.console import Console
 from tidelane.cli.interrupts import run_interruptible
 from tidelane.cli.numbers import count_from_1, percentile, positive, positive_seconds
 from tidelane.cli.targets import EXAMPLE, BadOption, parse_slo
-from tidelane.cli.traces import FORMAT_HELP, check_outputs, replayed
+from tidelane.cli.traces import FORMAT_HELP, check_outputs, replayed, without_outputs
 from tidelane.engine.bench.exposition import read_metrics
 from tidelane.engine.bench.load import LoadRun, generate
 from tidelane.engine.bench.meter import LoadMeter
@@ -155,7 +155,7 @@ def _write(args: argparse.Namespace, traffic: Traffic, run: LoadRun, report: Rep
         slo=report.slo,
         seed=args.seed,
         versions={"tidelane": importlib.metadata.version("tidelane"), "python": platform.python_version()},
-        command=shlex.join(["tidelane", *args.words]),
+        command=shlex.join(["tidelane", *without_outputs(args.words)]),
         notes=(*changes, *notes(report)),
     )
     if args.json is not None:

@@ -22,7 +22,7 @@ from rich.console import Console
 from tidelane.cli.compute import cores
 from tidelane.cli.numbers import count_from_1
 from tidelane.cli.targets import BadOption
-from tidelane.cli.traces import check_output
+from tidelane.cli.traces import check_output, without_outputs
 from tidelane.engine.whole_file import write_whole
 
 if TYPE_CHECKING:  # it imports torch, and `--help` should not wait for that
@@ -134,6 +134,6 @@ def _write(args: argparse.Namespace, report: KvReport) -> None:
     about = {
         "measured": datetime.now(tz=UTC).date().isoformat(),
         "versions": versions | {"python": platform.python_version()},
-        "command": shlex.join(["tidelane", *args.words]),
+        "command": shlex.join(["tidelane", *without_outputs(args.words)]),
     }
     write_whole(args.json, json.dumps(about | as_json(report), indent=1) + "\n")

@@ -37,6 +37,7 @@ _COMMANDS: Final = (
     Command("operator", "run the Kubernetes operator", "operator"),
     Command("model", "fetch models into the store", "engine"),
     Command("profile", "measure a model's step times on this machine", "engine"),
+    Command("profile-manifest", "print a measured profile as a ModelProfile manifest", "engine"),
     Command("bench", "send traffic to a service and report latency and goodput", "bench"),
     Command("kv-bench", "measure whether it pays to keep KV below the device", "engine"),
     Command("simulate", "compare scheduling policies on any GPU, in virtual time", "engine"),

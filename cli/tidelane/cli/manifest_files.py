@@ -8,16 +8,20 @@ from pathlib import Path
 
 from tidelane.operator.manifests import Document, ManifestError, read_manifests
 from tidelane.operator.resources import ObjectRef
-from tidelane.operator.validation import Problem, Schema
+from tidelane.operator.validation import Problem, Schemas
 
 _SUFFIXES = (".yaml", ".yml")
+
+
+# Kind and name: a policy may have the name of a service.
+Key = tuple[str, ObjectRef]
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
     """What the files declare now. A file with an error keeps declaring what it last declared without one."""
 
-    documents: Mapping[ObjectRef, Document]
+    documents: Mapping[Key, Document]
     errors: tuple[ManifestError, ...] = ()
 
 
@@ -33,9 +37,9 @@ class _File:
 class ManifestFiles:
     """A file, or all YAML files of a folder. Each error is told once, in the scan that finds it."""
 
-    def __init__(self, path: Path, schema: Schema) -> None:
+    def __init__(self, path: Path, schemas: Schemas) -> None:
         self._path = path
-        self._schema = schema
+        self._schemas = schemas
         self._files: dict[Path, _File] = {}
         self._scanned = False
 
@@ -49,7 +53,7 @@ class ManifestFiles:
                 continue
             file.text = file.latest
             try:
-                file.documents = read_manifests(file.text or "", str(path), self._schema)
+                file.documents = read_manifests(file.text or "", str(path), self._schemas)
             except ManifestError as error:
                 errors.append(error)
             if file.text is None:
@@ -58,15 +62,15 @@ class ManifestFiles:
         return self._united(errors)
 
     def _united(self, errors: list[ManifestError]) -> Scan:
-        documents: dict[ObjectRef, Document] = {}
+        documents: dict[Key, Document] = {}
         for file in self._files.values():
             for document in list(file.documents):
-                ref = ObjectRef.of(document.manifest)
-                if ref in documents:
+                key = document.kind, document.ref
+                if key in documents:
                     file.documents.remove(document)
-                    errors.append(_duplicate(ref, documents[ref], document))
+                    errors.append(_duplicate(document, documents[key]))
                 else:
-                    documents[ref] = document
+                    documents[key] = document
         return Scan(documents, tuple(errors))
 
     def _present(self) -> list[Path]:
@@ -75,9 +79,9 @@ class ManifestFiles:
         return [self._path]
 
 
-def _duplicate(ref: ObjectRef, first: Document, second: Document) -> ManifestError:
-    message = f"{ref} is declared in {first.origin}, document {first.index}, already"
-    return ManifestError(second.origin, second.index, (Problem("metadata.name", message),))
+def _duplicate(document: Document, first: Document) -> ManifestError:
+    message = f"{document.ref} is declared in {first.origin}, document {first.index}, already"
+    return ManifestError(document.origin, document.index, (Problem("metadata.name", message),))
 
 
 def _text(path: Path) -> str | None:

@@ -47,6 +47,7 @@ def add_scenario_arguments(parser: argparse.ArgumentParser) -> None:
     add("--kv-tokens", metavar="N", help="tokens that the KV cache holds; with --profile and without --gpu")
     add("--kv-host-memory", metavar="SIZE", help="host memory of each engine for KV, such as 256Gi (none)")
     add("--kv-disk-memory", metavar="SIZE", help="disk of each engine for KV that has no room there (none)")
+    add("--kv-prefetch", action="store_const", const=True, help="bring KV up before a conversation should go on")
     add("--kv-host-rate", metavar="GB/S", help=f"between device and host memory, each way ({HOST_BYTES_PER_S / 1e9:g})")
     add("--kv-disk-rate", metavar="GB/S", help=f"between host memory and disk, each way ({DISK_BYTES_PER_S / 1e9:g})")
     add(
@@ -162,9 +163,17 @@ def _machine(args: argparse.Namespace, shape: ModelShape) -> tuple[Machine, str,
     return one, device.name, f"Step times are those measured on {profile.key.device} ({profile.measured})."
 
 
+_NEEDS = (
+    ("disk_memory", "host_memory"),
+    ("prefetch", "host_memory"),
+    ("host_rate", "host_memory"),
+    ("disk_rate", "disk_memory"),
+)
+
+
 def _tier_sizes(args: argparse.Namespace) -> TierSizes | None:
     given = {name: value for name, value in vars(args).items() if name.startswith("kv_") and value is not None}
-    for name, needed in (("disk_memory", "host_memory"), ("host_rate", "host_memory"), ("disk_rate", "disk_memory")):
+    for name, needed in _NEEDS:
         if f"kv_{name}" in given and f"kv_{needed}" not in given:
             option, other = (f"--kv-{each.replace('_', '-')}" for each in (name, needed))
             raise BadOption(f"{option}: has no effect without {other}: add it, or leave this out")
@@ -175,6 +184,7 @@ def _tier_sizes(args: argparse.Namespace) -> TierSizes | None:
         disk_bytes=_bytes("--kv-disk-memory", given.get("kv_disk_memory", "0")),
         host_bytes_per_s=_rate("--kv-host-rate", given.get("kv_host_rate"), HOST_BYTES_PER_S),
         disk_bytes_per_s=_rate("--kv-disk-rate", given.get("kv_disk_rate"), DISK_BYTES_PER_S),
+        prefetch=given.get("kv_prefetch", False),
     )
 
 

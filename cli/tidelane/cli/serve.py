@@ -71,6 +71,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="KV that nobody used for so long goes first when room is needed (1800)",
     )
     add(
+        "--kv-prefetch",
+        action="store_true",
+        help="bring KV up from below the device before its conversation should go on",
+    )
+    add(
         "--device",
         default="auto",
         choices=("auto", "cpu", "cuda"),
@@ -109,6 +114,12 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return os.EX_CONFIG
+    if args.kv_prefetch and not (args.kv_host_memory or args.kv_disk_memory):
+        print(
+            "tidelane serve: --kv-prefetch: is of KV below the device: add --kv-host-memory or --kv-disk-memory",
+            file=sys.stderr,
+        )
+        return os.EX_CONFIG
     return serve(
         ServeConfig(
             model=args.model,
@@ -129,6 +140,7 @@ def run(args: argparse.Namespace) -> int:
             kv_disk_folder=args.kv_disk_folder,
             kv_dtype=args.kv_dtype,
             kv_idle_timeout_s=args.kv_idle_timeout,
+            kv_prefetch=args.kv_prefetch,
             queue_limit=args.queue_limit,
             log_level=args.log_level,
         )

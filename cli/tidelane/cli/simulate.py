@@ -8,7 +8,7 @@ import json
 import platform
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from tidelane.cli.scenario import (
     whole_number,
 )
 from tidelane.cli.targets import BadOption
-from tidelane.cli.traces import check_outputs
+from tidelane.cli.traces import check_outputs, without_outputs
 from tidelane.engine.bench.meter import Meter
 from tidelane.engine.bench.tables import duration
 from tidelane.engine.scheduling.policies import OrderName
@@ -50,7 +50,7 @@ With --measured DIR it replays a measured run of vLLM instead: it fits the prior
 near the whole comes; give --model and --gpu with it."""
 _NOT_WITH_MEASURED = (
     *("trace", "format", "limit", "slo", "sweep", "rates", "rate", "html"),
-    *("kv_host_memory", "kv_disk_memory", "kv_host_rate", "kv_disk_rate"),
+    *("kv_host_memory", "kv_disk_memory", "kv_host_rate", "kv_disk_rate", "kv_prefetch"),
 )
 
 
@@ -161,24 +161,13 @@ def _header(args: argparse.Namespace, told: Scenario, effort: Effort) -> Header:
         slo=told.scene.slo,
         seed=told.scene.seed,
         versions={"tidelane": importlib.metadata.version("tidelane"), "python": platform.python_version()},
-        command=shlex.join(["tidelane", *_without_outputs(args.words)]),
+        command=shlex.join(["tidelane", *without_outputs(args.words)]),
         notes=(
             *told.notes,
             "Rates and goodput are requests a second for each GPU; disaggregated counts those of both phases.",
             f"Chunk sizes and static splits are tuned for each rate, on its first {effort.tuning_requests} requests.",
         ),
     )
-
-
-def _without_outputs(words: Sequence[str]) -> Iterator[str]:
-    """The words that decide about figures: the same ones give the same file, whatever its name."""
-    left = iter(words)
-    for word in left:
-        name, _, value = word.partition("=")
-        if name not in ("--json", "--html", "--processes"):
-            yield word
-        elif not value:
-            next(left, None)
 
 
 def _show(header: Header, results: Sequence[Result]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tidelane.cli.targets import BadOption
@@ -50,3 +51,14 @@ def check_output(option: str, path: Path) -> None:
         raise BadOption(f"{option}: {path} cannot be written: {error.strerror}") from error
     if not existed:
         path.unlink()
+
+
+def without_outputs(words: Sequence[str]) -> Iterator[str]:
+    """The words that decide about figures: the same ones give the same file, whatever its name."""
+    left = iter(words)
+    for word in left:
+        name, equals, _ = word.partition("=")
+        if name not in ("--json", "--html", "--processes"):
+            yield word
+        elif not equals:
+            next(left, None)

@@ -18,18 +18,18 @@ from typing import Final
 from rich.console import Console
 
 from tidelane.cli.local_agent import AgentEnded, LocalAgent, LocalAgentSettings
-from tidelane.cli.manifest_files import ManifestFiles, Scan
+from tidelane.cli.manifest_files import Key, ManifestFiles, Scan
 from tidelane.cli.numbers import count_from_1, seconds
 from tidelane.cli.up_display import Display
-from tidelane.operator import crd
 from tidelane.operator.agents import plain_channel
 from tidelane.operator.control import Control
+from tidelane.operator.crd import KIND
 from tidelane.operator.errors import Retry
 from tidelane.operator.local_cluster import LocalCluster
 from tidelane.operator.manifests import Document
 from tidelane.operator.observation import Timing
 from tidelane.operator.resources import ObjectRef
-from tidelane.operator.validation import Schema
+from tidelane.operator.validation import Schemas
 
 _DESCRIPTION = """Serves what manifests declare, on this machine and without a cluster. A changed file is applied, a
 removed one drained. Ctrl-C drains and stops; a second Ctrl-C does not wait for requests."""
@@ -62,7 +62,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=args.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    files = ManifestFiles(args.filename, Schema(crd.load(), crd.VERSION))
+    files = ManifestFiles(args.filename, Schemas())
     scan = files.scan()
     for error in scan.errors:
         print(error, file=sys.stderr)
@@ -117,7 +117,8 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def _agent_settings(args: argparse.Namespace, folder: Path, scratch: Path, scan: Scan) -> LocalAgentSettings:
-    slots = args.cpu_slots or max(1, sum(_replicas(document) for document in scan.documents.values()))
+    services = [document for document in scan.documents.values() if document.kind == KIND]
+    slots = args.cpu_slots or max(1, sum(map(_replicas, services)))
     arguments = ["--cpu-slots", str(slots)]
     if args.model_store:
         arguments += ["--model-store", str(args.model_store)]
@@ -138,9 +139,11 @@ class Up:
         self._files = files
         self._agent = agent
         self._display = display
-        self._cluster = LocalCluster(lambda: datetime.now(UTC), self._object_changed, display.report)
+        self._cluster = LocalCluster(
+            lambda: datetime.now(UTC), self._object_changed, display.report, self._policies_changed
+        )
         self._control = Control(self._cluster, plain_channel, timing)
-        self._declared: set[ObjectRef] = set()
+        self._declared: set[Key] = set()
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -188,8 +191,8 @@ class Up:
             self._apply(scan)
 
     def _apply(self, scan: Scan) -> None:
-        for ref in self._declared - scan.documents.keys():
-            self._cluster.delete(ref)
+        for kind, ref in self._declared - scan.documents.keys():
+            self._cluster.delete(ref, kind)
         for document in scan.documents.values():
             self._cluster.put(document.manifest)
         self._declared = set(scan.documents)
@@ -217,11 +220,15 @@ class Up:
     async def _show(self) -> None:
         while True:
             self._changed.clear()
-            self._display.update(await self._cluster.services())
+            self._display.update(await self._cluster.services(), await self._cluster.policies())
             await self._changed.wait()
 
     def _object_changed(self, ref: ObjectRef) -> None:
         self._control.object_changed(ref)
+        self._changed.set()
+
+    def _policies_changed(self) -> None:
+        self._control.policies_changed()
         self._changed.set()
 
     @contextlib.contextmanager

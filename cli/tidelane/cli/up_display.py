@@ -13,6 +13,15 @@ from rich.console import Console
 from tidelane.operator.reports import Report
 from tidelane.operator.resources import Condition, ObjectRef, RawObject
 
+_TOLD: Final = (
+    "SLOMissed",
+    "SLOMet",
+    "SLOOutOfReach",
+    "TargetsChanged",
+    "KVPressure",
+    "KVPressureOver",
+    "Moved",
+)
 _QUESTION: Final = "What is the capital of France?"
 
 
@@ -24,27 +33,33 @@ class Display:
         self._status_file = status_file
         self._spinner = console.status("")
         self._shown: dict[ObjectRef, tuple[str, str]] = {}
+        self._policies: dict[str, str] = {}
         self._not_written = ""
 
     def begin(self) -> None:
         """Writes the status file for the first time. Raises OSError when it cannot."""
         if self._status_file:
-            _write(self._status_file, {"services": []})
+            _write(self._status_file, {"services": [], "policies": []})
 
-    def update(self, services: Sequence[RawObject]) -> None:
+    def update(self, services: Sequence[RawObject], policies: Sequence[RawObject] = ()) -> None:
         """Says what is new since the last time."""
         found = {ObjectRef.of(each): each for each in services}
         for ref in [ref for ref in self._shown if ref not in found]:
             del self._shown[ref]
             self.say(f"{ref.name}: gone")
+        self._show_policies(policies)
         waits = [wait for ref, service in found.items() if (wait := self._show(ref, service))]
         self._spin(waits)
         if self._status_file:
-            self._keep(self._status_file, {"services": [_summary(ref, each) for ref, each in found.items()]})
+            content = {
+                "services": [_summary(ref, each) for ref, each in found.items()],
+                "policies": [_policy_summary(each) for each in policies],
+            }
+            self._keep(self._status_file, content)
 
     def report(self, ref: ObjectRef, report: Report) -> None:
         """Readiness is told by `update`; this adds what it does not show."""
-        if report.reason in ("SLOMissed", "SLOMet", "KVPressure", "KVPressureOver", "Moved"):
+        if report.reason in _TOLD:
             self.say(f"{ref.name}: {report.reason}: {report.message}")
 
     def say(self, text: str) -> None:
@@ -66,6 +81,15 @@ class Display:
             self._announce(ref, service, ready, endpoint)
         waiting = ready["status"] != "True" and _condition(service, "Stalled") is None
         return f"{ref.name}: {ready['reason']}" if waiting else ""
+
+    def _show_policies(self, policies: Sequence[RawObject]) -> None:
+        now = {each["metadata"]["name"]: _effect(each) for each in policies if each.get("status")}
+        for name in self._policies.keys() - now.keys():
+            self.say(f"policy {name}: gone")
+        for name, text in now.items():
+            if self._policies.get(name) != text:
+                self.say(f"policy {name}: {text}")
+        self._policies = now
 
     def _announce(self, ref: ObjectRef, service: RawObject, ready: Condition, endpoint: str) -> None:
         if ready["status"] != "True":
@@ -110,6 +134,20 @@ def _summary(ref: ObjectRef, service: RawObject) -> Mapping[str, Any]:
         "endpoint": service.get("status", {}).get("endpoint"),
         "status": service.get("status", {}),
     }
+
+
+def _policy_summary(policy: RawObject) -> Mapping[str, Any]:
+    return {"name": policy["metadata"]["name"], "status": policy.get("status", {})}
+
+
+def _effect(policy: RawObject) -> str:
+    status, attainable = policy["status"], _condition(policy, "Attainable")
+    if attainable is None:
+        ready = _condition(policy, "Ready")
+        return ready["message"] if ready else ""
+    told = f"{attainable['reason']}: {attainable['message']}" if status["matched"] else attainable["message"]
+    does = "changes" if policy["spec"]["mode"] == "Enforce" else "would change"
+    return f"matches {status['matched']}, {does} {status['changed']}; {told}"
 
 
 def _condition(service: RawObject, name: str) -> Condition | None:

@@ -37,6 +37,7 @@ from tidelane.engine.loop import Loop
 from tidelane.engine.model.forward import SlicedModel
 from tidelane.engine.model.loading import LoadedModel, kv_namespace, load
 from tidelane.engine.model.store import resolve
+from tidelane.engine.prefetch import NoLookAhead, Prefetcher
 from tidelane.engine.reports import scheduling_objective
 from tidelane.engine.scheduling.plan import Scheduler
 from tidelane.engine.scheduling.policies import apart_policies, live_policies
@@ -115,6 +116,7 @@ def assemble(
 ) -> Engine:
     """Load the model and wire everything. Raises CannotServe when it can never run as asked."""
     compute = _compute(config, wakeup.notify)
+    fetch_s = compute.below.fetch_times().seconds
     loaded = compute.loaded
     window = LatencyWindow(time.monotonic)
     layout = loaded.facts.kv_layout
@@ -131,7 +133,8 @@ def assemble(
         names=TokenNames(kv_namespace(loaded.facts), layout.block_tokens) if compute.shares else None,
         host_slots=compute.below.host_slots,
         disk_slots=compute.below.disk_slots,
-        fetch_s=compute.below.fetch_times().seconds,
+        fetch_s=fetch_s,
+        look_ahead=partial(Prefetcher, fetch_s=fetch_s, clock=time.monotonic) if config.kv_prefetch else NoLookAhead,
     )
     ledger.pool.disk.restore(compute.below.left)
     executor = compute.executor(ledger.sequences, wakeup.notify)

@@ -165,6 +165,15 @@ class Tier(msgspec.Struct, frozen=True):
     loaded: Moved
 
 
+class Ahead(msgspec.Struct, frozen=True):
+    """Blocks that came to a tier for prompts that might follow, since the start; how many a prompt found, and how many
+    none did. Of the rest it is not known yet."""
+
+    blocks: int
+    useful: int
+    wasted: int
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """Sent every 250 ms and after an objective changed; `/ready` fails when it stops coming."""
 
@@ -187,6 +196,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     mode: str
     draining: bool = False
     kv_tiers: dict[str, Tier] = {}  # host, disk
+    kv_prefetched: dict[str, Ahead] = {}  # device, host; where KV may be below the device
     lane_moves_to: dict[str, int] = {}  # by the border moved to: "1+3" (decode and prefill units), "whole"
 
 

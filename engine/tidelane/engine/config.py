@@ -31,6 +31,7 @@ class ServeConfig(ComputeConfig):
     `kv_host_bytes` of host memory are for KV that has no room in the pool, and `kv_disk_bytes` of disk, in
     `kv_disk_folder`, for what has none there; both hold it as `kv_dtype` says, the name of a codec; auto: as it is.
     What nobody used for `kv_idle_timeout_s` goes first when room is needed; None: the engine's own choice of that.
+    `kv_prefetch`: it is brought up before its conversation should go on.
     """
 
     served_name: str
@@ -43,6 +44,7 @@ class ServeConfig(ComputeConfig):
     kv_disk_folder: Path | None = None
     kv_dtype: str = "auto"
     kv_idle_timeout_s: float | None = None
+    kv_prefetch: bool = False
     control_socket: Path | None = None
     queue_limit: int = 256
     log_level: str = "info"

@@ -20,6 +20,7 @@ from tidelane.engine.kv.moves import Fetch, Move
 from tidelane.engine.kv.retention import UNKNOWN, Retention
 from tidelane.engine.lanes.partition import PartitionTable
 from tidelane.engine.learning import Learner
+from tidelane.engine.prefetch import LookAhead, NoLookAhead
 from tidelane.engine.request import FLEX_RANK, FinishReason, NewToken, Request
 from tidelane.engine.scheduling.plan import (
     Decoding,
@@ -51,8 +52,8 @@ class Ledger:
     """`ended` hears of each request that ran to its end: its timeline (None: without a token) and its targets.
 
     `estimates` are where predictions start; what launches take corrects them. `fetch_s` predicts the fetch of so many
-    blocks from the disk; `retention` makes what decides in a tier of the cache which blocks go. Without `names` no two
-    sequences share a block.
+    blocks from the disk; `retention` makes what decides in a tier of the cache which blocks go, and `look_ahead` what
+    brings KV up before it is asked for. Without `names` no two sequences share a block.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Ledger:
         host_slots: int = 0,
         disk_slots: int = 0,
         fetch_s: Callable[[int], float] = _at_once,
+        look_ahead: Callable[[KVCache], LookAhead] = NoLookAhead,
     ) -> None:
         self.objective = objective
         self.draining = False
@@ -94,7 +96,8 @@ class Ledger:
         self._next_job = 1
         self._learner = Learner(estimates, layers)
         self._names = names
-        self._waiting = WaitingLine(self.pool, names, block_tokens, self._prefill_s, fetch_s)
+        self._ahead = look_ahead(self.pool)
+        self._waiting = WaitingLine(self.pool, names, block_tokens, self._prefill_s, fetch_s, self._ahead)
         # What `state` shows of the running sequences, until one of them changes. (The blocks that a step's sequences
         # get do not count: nobody asks while it runs.)
         self._view: tuple[tuple[Prefilling, ...], tuple[Decoding, ...]] | None = None
@@ -141,10 +144,27 @@ class Ledger:
         self.pool.moved(move, well=well)
         if isinstance(move, Fetch):
             self._waiting.fetched(move.key)
+            self._ahead.fetched(move.key)
 
     def lose_patience(self, now_s: float) -> None:
         """Wait no longer for a disk that does not answer."""
         self._waiting.lose_patience(now_s)
+
+    def look_ahead(self, now_s: float) -> None:
+        """Bring KV up for prompts that should come, where it is in nobody's way who is here."""
+        room_is_short = self.draining or self.lacks_room
+        if room_is_short or not self._waiting.fetching:
+            self._ahead.act(now_s, room_is_short=room_is_short)
+
+    @property
+    def next_look_ahead_s(self) -> float | None:
+        """When to do so, if nothing else happens before; None: nothing is due."""
+        return self._ahead.next_s
+
+    @property
+    def brings_up(self) -> bool:
+        """Whether KV is on its way for prompts that should come."""
+        return self._ahead.busy
 
     def take_outbox(self) -> list[ToFront]:
         messages, self._outbox = self._outbox, []
@@ -266,8 +286,7 @@ class Ledger:
             else:
                 touched += [(span.id, span.stop) for span in completion.prefill.spans]
         if completion.failure is not None:
-            for sequence in [self._sequences[i] for i, _ in touched]:
-                self._fail(sequence, completion.failure, now_s)
+            self._fail_launch([self._sequences[i] for i, _ in touched], completion.failure, now_s)
             return
         if touched:
             self._view = None
@@ -475,6 +494,16 @@ class Ledger:
         elif sequence.computed == len(sequence.tokens):  # only the prompt's log-probabilities were wanted
             self._finish(sequence, (), FinishReason.LENGTH, now_s)
 
+    def _fail_launch(self, sequences: list[Sequence], failure: str, now_s: float) -> None:
+        """Who waited for KV that did not come is queued again, and who was launched with them goes on from where he
+        was. Of any other failure nobody knows whose it is."""
+        lost = [sequence for sequence in sequences if self.pool.lose(sequence.holding)]
+        for sequence in sequences:
+            if not lost or sequence.id in self._aborted:
+                self._fail(sequence, failure, now_s)
+            elif sequence in lost:
+                self._requeue(sequence)
+
     def _fail(self, sequence: Sequence, failure: str, now_s: float) -> None:
         if sequence.id in self._aborted:
             self._release(sequence)
@@ -538,6 +567,7 @@ class Ledger:
         del self._sequences[sequence.id]
         if self._waiting.remove(sequence) is None:
             del self._running[bisect_left(self._running, sequence.priority, key=_PRIORITY)]
+        self._ahead.ended(sequence.id, sequence.holding, sequence.asker or UNKNOWN)
         self.pool.give_up(sequence.holding)
 
     def _awaits_kv(self, prefill: PrefillSlice | None) -> bool:

@@ -81,6 +81,7 @@ class Loop:
         now_s = self._clock()  # again: a message may have arrived since
         plan = self._policies[self._desk.policy()].plan(self._ledger.state(), now_s)
         self._ledger.apply(plan, now_s)
+        self._ledger.look_ahead(now_s)
         self._mover.start(self._ledger.take_moves())
         self.decisions.add(plan, now_s)
         if plan.launches:

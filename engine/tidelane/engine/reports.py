@@ -6,7 +6,8 @@ import resource
 from pathlib import Path
 from typing import Final
 
-from tidelane.engine.channel import Heartbeat, Moved, Tier
+from tidelane.engine.channel import Ahead, Heartbeat, Moved, Tier
+from tidelane.engine.estimation.reach import reach
 from tidelane.engine.kv.cache import KVCache
 from tidelane.engine.kv.moves import Fetch, Load, Spill, Store
 from tidelane.engine.kv.traffic import Flow, Traffic
@@ -14,9 +15,9 @@ from tidelane.engine.ledger import Ledger
 from tidelane.engine.pressure import Pressure
 from tidelane.engine.scheduling.plan import Objective as SchedulingObjective
 from tidelane.engine.usage import Usage, Use
-from tidelane.engine.window import LatencyWindow
+from tidelane.engine.window import LatencySummary, LatencyWindow
 from tidelane.rpc import serving_pb2
-from tidelane.rpc.wire import LateRequests, Objective
+from tidelane.rpc.wire import ExecutionMode, LateRequests, Objective
 
 _PRESSURES: Final = {
     Pressure.NONE: serving_pb2.Load.NONE,
@@ -57,6 +58,7 @@ def heartbeat(ledger: Ledger, usage: Usage, traffic: Traffic, objective: Objecti
         mode=objective.mode,
         draining=ledger.draining,
         kv_tiers=_tiers(ledger.pool, traffic),
+        kv_prefetched=_prefetched(ledger.pool),
     )
 
 
@@ -68,6 +70,13 @@ def _tiers(cache: KVCache, traffic: Traffic) -> dict[str, Tier]:
         "disk": Tier(cache.disk.total, cache.disk.free, cache.disk.evictions, spilled, fetched),
     }
     return {name: tier for name, tier in tiers.items() if tier.total}
+
+
+def _prefetched(cache: KVCache) -> dict[str, Ahead]:
+    if not cache.host.total:
+        return {}
+    by_tier = {"device": cache.device.guesses, "host": cache.host.guesses}
+    return {name: Ahead(told.brought, told.useful, told.wasted) for name, told in by_tier.items()}
 
 
 def _moved(blocks: int, flow: Flow) -> Moved:
@@ -99,7 +108,14 @@ def engine_status(
             kv_pressure=_PRESSURES[pressure],
         )
     )
-    status.latency.CopyFrom(_latency(window, objective.slo.percentile))
+    summary = window.summary(objective.slo.percentile)
+    status.latency.CopyFrom(_latency(summary))
+    if summary.input_tokens_p50:
+        units = _units(usage, objective)
+        found = reach(ledger.estimates, *units, summary.input_tokens_p50)
+        status.reach.CopyFrom(
+            serving_pb2.Reach(input_tokens=found.input_tokens, ttft_s=found.ttft_s, tpot_s=found.tpot_s)
+        )
     status.lanes.CopyFrom(_lanes(usage))
     return status
 
@@ -109,8 +125,14 @@ def resident_memory_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def _latency(window: LatencyWindow, percentile: int) -> serving_pb2.Latency:
-    summary = window.summary(percentile)
+def _units(usage: Usage, objective: Objective) -> tuple[int, int]:
+    """Those that decode and prefill can have with nothing beside them."""
+    if objective.mode is ExecutionMode.DISAGGREGATED and all(usage.nominal):
+        return usage.nominal
+    return usage.units, usage.units
+
+
+def _latency(summary: LatencySummary) -> serving_pb2.Latency:
     latency = serving_pb2.Latency(
         window_s=summary.window_s,
         requests=summary.attainment.requests,

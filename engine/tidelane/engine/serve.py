@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 from types import FrameType
@@ -17,6 +18,7 @@ from tidelane.engine.config import ServeConfig
 from tidelane.engine.control import ControlRoom, start_control_server
 from tidelane.engine.errors import CannotServe, EngineStuck, FrontLost, PrefillSideLost
 from tidelane.engine.http.config import EX_CONFIG, FrontConfig
+from tidelane.engine.kv.moves import Mover
 from tidelane.engine.lanes.spinning import limit_spinning
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.wakeup import Wakeup
@@ -32,13 +34,24 @@ STUCK_S = 180.0
 LONGEST_SOCKET_PATH = 107
 # A front whose core is gone says it is gone within 2 s.
 FRONT_EXIT_S = 4.0
+# For copies of KV that have begun; a disk that hangs would hold up the end for ever.
+COPIES_END_S = 5.0
 
 
 def serve(config: ServeConfig) -> int:
     """Run until drained, or told to end. Returns the process's exit code: 0, 78 (never as asked) or 1."""
+    copies = _Copies()
+    code = _serve(config, copies)
+    if copies.hang:
+        logging.shutdown()
+        os._exit(code)  # the interpreter would wait for the thread that waits for the disk
+    return code
+
+
+def _serve(config: ServeConfig, copies: _Copies) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="tidelane-") as folder:
-            _Serving(config, Path(folder)).run()
+            _Serving(config, Path(folder), copies).run()
     except CannotServe as error:
         _log.error("cannot serve: %s", error)
         return EX_CONFIG
@@ -48,9 +61,25 @@ def serve(config: ServeConfig) -> int:
     return 0
 
 
+class _Copies:
+    """`hang`: some had begun and did not end in time when the engine did."""
+
+    def __init__(self) -> None:
+        self.hang = False
+
+    def end(self, mover: Mover) -> None:
+        closing = threading.Thread(target=mover.close, daemon=True)
+        closing.start()
+        closing.join(COPIES_END_S)
+        self.hang = closing.is_alive()
+        if self.hang:
+            _log.error("copies of KV have not ended within %.0f s: ending without them", COPIES_END_S)
+
+
 class _Serving:
-    def __init__(self, config: ServeConfig, folder: Path) -> None:
+    def __init__(self, config: ServeConfig, folder: Path, copies: _Copies) -> None:
         self._config = config
+        self._copies = copies
         self._folder = folder
         self._loaded = False
         self._wakeup = Wakeup()
@@ -115,7 +144,7 @@ class _Serving:
             engine.desk.send(engine.ledger.take_outbox())
         finally:
             engine.executor.close()
-            engine.mover.close()
+            self._copies.end(engine.mover)
 
     def _ended(self, front: subprocess.Popen[bytes], ledger: Ledger) -> bool:
         code = front.poll()

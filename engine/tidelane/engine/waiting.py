@@ -11,6 +11,7 @@ from tidelane.engine.estimation.passes import PassWork, prefill_work
 from tidelane.engine.kv.cache import KVCache
 from tidelane.engine.kv.keys import Key
 from tidelane.engine.kv.retention import Asker
+from tidelane.engine.prefetch import LookAhead
 from tidelane.engine.request import Request
 from tidelane.engine.scheduling.plan import Queued
 from tidelane.engine.sequence import Sequence
@@ -34,10 +35,14 @@ class BlockNames(Protocol):
         have no name."""
         ...
 
+    def lasting(self, keys: list[Key], request: Request) -> list[Key]:
+        """Those of a prompt's names that a prompt which goes on from it has, too."""
+        ...
+
 
 class WaitingLine:
     """Without `names` nothing is looked for in the cache. `prefill_s` predicts a pass on the whole device, and
-    `fetch_s` the fetch of so many blocks from the disk."""
+    `fetch_s` the fetch of so many blocks from the disk. `ahead` hears of each prompt."""
 
     def __init__(
         self,
@@ -46,12 +51,14 @@ class WaitingLine:
         block_tokens: int,
         prefill_s: Callable[[PassWork], float],
         fetch_s: Callable[[int], float],
+        ahead: LookAhead,
     ) -> None:
         self._cache = cache
         self._names = names
         self._block_tokens = block_tokens
         self._prefill_s = prefill_s
         self._fetch_s = fetch_s
+        self._ahead = ahead
         self._not_worth_it = 0
         self._sequences: dict[str, Sequence] = {}
         # Who waits for KV from the disk, and for which blocks of it, before anyone sees that it waits.
@@ -67,6 +74,11 @@ class WaitingLine:
     def first(self) -> Queued | None:
         """Of the highest priority."""
         return self._by_priority[0] if self._by_priority else None
+
+    @property
+    def fetching(self) -> bool:
+        """Whether some wait for the disk."""
+        return bool(self._coming)
 
     @property
     def work_s(self) -> float:
@@ -97,7 +109,10 @@ class WaitingLine:
             self._cache.present.follow(sequence.id, keys)
             self._cache.held.follow(sequence.id, keys)
             if sequence.asker is None:  # not when it comes back: that is no turn
-                sequence.asker = Asker(self._cache.turns.next(keys), sequence.request.tier.rank)
+                lasting = self._names.lasting(keys, sequence.request)
+                sequence.asker = Asker(self._cache.turns.next(lasting), sequence.request.tier.rank)
+                self._ahead.came(sequence.id, lasting, sequence.request.arrival_s)
+            self._cache.asked_for(keys, sequence.asker)
             coming = self._cache.want(keys, sequence.asker) if self._fetch_pays(sequence, keys) else set()
             if coming:
                 self._coming[sequence.id] = coming

@@ -25,6 +25,7 @@ class LatencySummary:
     tpot_at_percentile_s: float | None
     # TTFT over the target of the request's own length: above 1 is late, whatever the mix of lengths.
     ttft_target_ratio_at_percentile: float | None
+    input_tokens_p50: int | None
 
 
 class LatencyWindow:
@@ -52,6 +53,7 @@ class LatencyWindow:
         def at(percent: float, values: list[float]) -> float | None:
             return percentile(values, percent) if values else None
 
+        input_tokens = at(50, [t.input_tokens for t in timelines])
         ttft = [t.ttft_s for t in timelines]
         tpot = [t.tpot_s for t in timelines]
         return LatencySummary(
@@ -68,4 +70,5 @@ class LatencyWindow:
             ttft_target_ratio_at_percentile=at(
                 slo_percentile, [t.ttft_s / slo.ttft_target_s(t.input_tokens) for t, slo in made_tokens]
             ),
+            input_tokens_p50=None if input_tokens is None else int(input_tokens),
         )

@@ -91,18 +91,23 @@ class AgentPool:
         self._heard: dict[str, _Heard] = {}
         self._followers: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._started_s = clock()
+        # Addresses not tried yet; with hundreds of them the first round takes a while.
+        self._untried: set[str] = set()
+        self._tried_s: float | None = None
 
     def follow(self, targets: Iterable[str]) -> None:
         """Exactly these from now on."""
         wanted = set(targets)
+        self._untried &= wanted
         for target in self._followers.keys() - wanted:
             follower = self._followers.pop(target)
             follower.cancel()
             self._ending.add(follower)
             follower.add_done_callback(self._ending.discard)
+        self._untried |= wanted - self._followers.keys()
         for target in wanted - self._followers.keys():
             self._followers[target] = asyncio.create_task(self._follow(target), name=f"follow {target}")
+        self._note_tried()
 
     async def close(self) -> None:
         self.follow(())
@@ -115,7 +120,8 @@ class AgentPool:
 
     @property
     def watching_for_s(self) -> float:
-        return self._clock() - self._started_s
+        """Since each agent was first heard, or could not be: before that, silence says nothing about a node."""
+        return 0.0 if self._tried_s is None else self._clock() - self._tried_s
 
     def nodes(self) -> Mapping[str, Node]:
         """Every node heard of, as it was last heard."""
@@ -159,6 +165,7 @@ class AgentPool:
                     await self._listen(target)
                 except (grpc.aio.AioRpcError, TimeoutError, _NameTaken, ValueError) as error:
                     log.warning("agent %s: %s", target, _shown(error))
+                self._note_tried(target)
                 if self._lose(target):
                     delay_s = _FIRST_DELAY_S
                 # Spread, or every watch that a network fault broke would come back in one moment.
@@ -166,6 +173,11 @@ class AgentPool:
                 delay_s = min(_LONGEST_DELAY_S, delay_s * 2)
         finally:
             self._lose(target)
+
+    def _note_tried(self, *targets: str) -> None:
+        self._untried.difference_update(targets)
+        if not self._untried and self._tried_s is None:
+            self._tried_s = self._clock()
 
     async def _listen(self, target: str) -> None:
         async with self._open_channel(target) as channel:
@@ -177,9 +189,12 @@ class AgentPool:
                     status = await stream.read()
                 if not isinstance(status, pb.NodeStatus):
                     return  # the end of the stream
+                self._note_tried(target)
                 known = self._heard.get(status.node_name)
                 if known and known.target != target and known.lost_at_s is None:
                     raise _NameTaken(f"node name {status.node_name} is taken by the agent at {known.target}")
+                if known and known.stub is stub and known.lost_at_s is None and known.status == status:
+                    continue  # Most messages of a steady node say only that it is there.
                 self._update(status.node_name, _Heard(target, stub, status, node_of(status)), status)
 
     def _update(self, node_name: str, heard: _Heard, status: pb.NodeStatus) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from tidelane.operator.policies import Labels, PolicyStatus
 from tidelane.operator.reports import Report
 from tidelane.operator.resources import ObjectRef, RawObject, Status
 
 
 class Cluster(Protocol):
-    """InferenceServices and their children.
+    """InferenceServices and their children, and the policies for them.
 
     Every method raises Retry when the cluster cannot be reached or has changed under the caller's hands. A write to
     what no longer exists does nothing.
@@ -19,6 +20,15 @@ class Cluster(Protocol):
     async def service(self, ref: ObjectRef) -> RawObject | None: ...
 
     async def services(self) -> Sequence[RawObject]: ...
+
+    async def policies(self) -> Sequence[RawObject] | None:
+        """Every SLOPolicy; None where the kind is not installed, or this operator has no right to read it."""
+
+    async def namespaces(self) -> Mapping[str, Labels]:
+        """The labels of the namespaces that services are looked after in, by name, of those that it may read."""
+
+    async def write_policy_status(self, name: str, uid: str, status: PolicyStatus) -> None:
+        """As `write_status`, of an SLOPolicy."""
 
     async def children(self, ref: ObjectRef) -> Sequence[RawObject]:
         """The Service of that name, whoever made it, and the EndpointSlices made for that InferenceService."""

@@ -139,8 +139,10 @@ def _model_loaded(placed: Sequence[PlacedReplica]) -> Verdict:
     return Verdict(False, "NotLoaded", f"{loaded} of {len(placed)} replicas have it loaded")
 
 
-def conditions(service: Service, verdicts: Mapping[str, Verdict], now: datetime) -> list[Condition]:
-    before = {each["type"]: each for each in service.status.get("conditions", ())}
+def conditions(
+    written: Sequence[Condition], generation: int, verdicts: Mapping[str, Verdict], now: datetime
+) -> list[Condition]:
+    before = {each["type"]: each for each in written}
     conditions = []
     for name, verdict in sorted(verdicts.items()):
         status = {True: "True", False: "False", None: "Unknown"}[verdict.status]
@@ -152,7 +154,7 @@ def conditions(service: Service, verdicts: Mapping[str, Verdict], now: datetime)
                 status=status,
                 reason=verdict.reason,
                 message=verdict.message[:_MESSAGE_LIMIT],
-                observedGeneration=service.generation,
+                observedGeneration=generation,
                 lastTransitionTime=since,
             )
         )

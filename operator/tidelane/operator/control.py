@@ -6,14 +6,20 @@ import asyncio
 import time
 from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
+from typing import Final
 
 from tidelane.operator.agents import AgentPool, OpenChannel
 from tidelane.operator.cluster import Cluster
+from tidelane.operator.crd import POLICY_PLURAL
 from tidelane.operator.node_state import Change
 from tidelane.operator.observation import Timing
+from tidelane.operator.policy_reconcile import PolicyReconciler
 from tidelane.operator.reconcile import Reconciler
 from tidelane.operator.resources import ObjectRef
 from tidelane.operator.workqueue import WorkQueue
+
+# No service has a name without a namespace.
+_POLICIES: Final = ObjectRef("", POLICY_PLURAL)
 
 
 class Control:
@@ -28,12 +34,18 @@ class Control:
         self.agents = AgentPool(open_channel, time.monotonic, self._node_changed)
         self._timing = timing
         self._namespaces = frozenset(namespaces)
-        self._reconciler = Reconciler(cluster, self.agents, lambda: datetime.now(UTC), time.monotonic, timing)
-        self._queue = WorkQueue(self._reconciler.reconcile)
+        self._policies = PolicyReconciler(cluster, lambda: datetime.now(UTC), timing, self._targets_changed)
+        self._reconciler = Reconciler(
+            cluster, self.agents, lambda: datetime.now(UTC), time.monotonic, timing, lambda: self._policies.current
+        )
+        self._queue = WorkQueue(self._look_at)
         self._loop: asyncio.Task[None] | None = None
 
     async def start(self, targets: Iterable[str]) -> None:
         """Raises Retry while the cluster cannot be read."""
+        # Before any service: none may get its own targets for a moment, and then the policies'.
+        await self._policies.start()
+        self._queue.add(_POLICIES)
         for ref in await self._reconciler.start():
             self._queue.add(ref)
         self.agents.follow(targets)
@@ -49,6 +61,20 @@ class Control:
     def object_changed(self, ref: ObjectRef) -> None:
         """The service of that name or a child of it has changed."""
         self._reconciler.changed(ref)
+        self._queue.add(ref)
+        if self._policies.current.policies:
+            # What policies say of services follows them slowly; a namespace not heard of may have labels that matter.
+            known = ref.namespace in self._policies.current.namespaces
+            self._queue.add(_POLICIES, after_s=self._timing.figures_s if known else 0.0)
+
+    def policies_changed(self) -> None:
+        """Some SLOPolicy has changed: what a service gets depends on all of them, so they are looked at together."""
+        self._queue.add(_POLICIES)
+
+    async def _look_at(self, ref: ObjectRef) -> float | None:
+        return await (self._policies.reconcile() if ref == _POLICIES else self._reconciler.reconcile(ref))
+
+    def _targets_changed(self, ref: ObjectRef) -> None:
         self._queue.add(ref)
 
     @property

@@ -15,6 +15,13 @@ class Retry(OperatorError):
         self.after_s = after_s
 
 
+class Conflict(Retry):
+    """The object is another one, or another version of it, than was thought: look again at once."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, after_s=0.0)
+
+
 class NoCluster(OperatorError):
     """There is nothing to connect to: the user must say where the cluster is."""
 

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, Final, Self
 
 from tidelane.operator.conditions import Verdict, written_verdict
+from tidelane.operator.feasibility import feasible
 from tidelane.operator.observation import KVPressure, Measured, Replica, Timing
 from tidelane.operator.quantities import format_duration, parse_duration_s
 from tidelane.operator.resources import ServiceSpec, Status
@@ -24,7 +25,7 @@ _PRESSURES: Final = {
     KVPressure.PREEMPTING: "running requests lose their place to others, and are computed again",
     KVPressure.REFUSING: "its queue is full of requests that wait for room in its KV cache",
 }
-_FIGURES: Final = ("ttft", "tpot", "attainment", "goodput", "lanes")
+_FIGURES: Final = ("ttft", "tpot", "ttftMedian", "tpotMedian", "attainment", "goodput", "lanes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,28 +33,35 @@ class Figures:
     """What traffic shows: the fields of status that are rate-limited, and the conditions that go with them."""
 
     fields: Mapping[str, Any]
-    slo_met: Verdict | None
-    kv_pressure: Verdict | None
+    slo_met: Verdict | None = None
+    kv_pressure: Verdict | None = None
+    slo_feasible: Verdict | None = None
 
     @classmethod
     def written(cls, status: Status) -> Self:
-        fields = _written(status)
-        return cls(fields, written_verdict(status, "SLOMet"), written_verdict(status, "KVPressure"))
+        verdicts = (written_verdict(status, name) for name in ("SLOMet", "KVPressure", "SLOFeasible"))
+        return cls(_written(status), *verdicts)
 
     @classmethod
     def measured(cls, written: Status, serving: Sequence[Replica], spec: ServiceSpec) -> Self:
         """The last figures stay where a window brought none, so that an idle service writes nothing."""
         windows = [replica.measured for replica in serving if replica.measured and replica.measured.requests]
         fields, pressure = _written(written), _kv_pressure(serving)
+        reach = feasible(serving, spec.slo, written_verdict(written, "SLOFeasible"))
         if serving:
             fields["goodput"] = _steady_rate(fields.get("goodput"), sum(each.goodput_rps for each in windows))
         if lanes := _lanes(written, serving):
             fields["lanes"] = lanes
         if not windows:
-            return cls(fields, Verdict(None, "NoRequests" if serving else "NotServing"), pressure)
+            return cls(fields, Verdict(None, "NoRequests" if serving else "NotServing"), pressure, reach)
         share = _attainment(windows)
-        fields["ttft"] = _steady_duration(fields.get("ttft"), max(each.ttft_s for each in windows))
-        fields["tpot"] = _steady_duration(fields.get("tpot"), max(each.tpot_s for each in windows))
+        for name, latencies_s in (
+            ("ttft", [each.ttft_s for each in windows]),
+            ("tpot", [each.tpot_s for each in windows]),
+            ("ttftMedian", [each.ttft_median_s for each in windows]),
+            ("tpotMedian", [each.tpot_median_s for each in windows]),
+        ):
+            fields[name] = _steady_duration(fields.get(name), max(latencies_s))
         fields["attainment"] = _steady_percent(fields.get("attainment"), share)
         met = share * 100 >= spec.slo.percentile
         return cls(
@@ -62,6 +70,7 @@ class Figures:
                 met, "Met" if met else "Missed", f"{fields['attainment']} % of requests, {spec.slo.percentile} % wanted"
             ),
             pressure,
+            reach,
         )
 
 

@@ -19,19 +19,25 @@ from kubernetes_asyncio.client import ApiClient
 from tidelane.operator.agents import OpenChannel
 from tidelane.operator.children import SERVICE_LABEL
 from tidelane.operator.control import Control
-from tidelane.operator.crd import GROUP, PLURAL, VERSION
+from tidelane.operator.crd import GROUP, KIND, PLURAL, POLICY_PLURAL, VERSION
 from tidelane.operator.discovery import Agents
 from tidelane.operator.errors import Retry
 from tidelane.operator.kubernetes_cluster import KubernetesCluster
+from tidelane.operator.mirror import Mirror
 from tidelane.operator.observation import Timing
-from tidelane.operator.resources import ObjectRef
+from tidelane.operator.watched_cluster import WatchedCluster
+from tidelane.operator.watches import Watches, live_by_task_name
 
 log = logging.getLogger(__name__)
 
-# kopf lists everything again whenever a watch ends, so an object is heard of at least this often, changed or not.
-_RELIST_S: Final = 300
-_SILENCE_S: Final = 3 * _RELIST_S
+# A watch is begun anew so often, from where it was.
+_WATCH_S: Final = 300
 _START_RETRY_S: Final = 2.0
+_CHILDREN: Final = {
+    "Service": ("", "v1", "services"),
+    "EndpointSlice": ("discovery.k8s.io", "v1", "endpointslices"),
+}
+_WATCHED: Final = {KIND: (GROUP, VERSION, PLURAL), **_CHILDREN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +52,23 @@ class OperatorSettings:
 
 async def run_operator(settings: OperatorSettings, client: ApiClient, open_channel: OpenChannel) -> None:
     """Until cancelled or told to stop by a signal."""
-    cluster = KubernetesCluster(client, settings.namespaces)
+    mirror = Mirror(lambda ref: control.object_changed(ref), time.monotonic)
+    cluster = WatchedCluster(KubernetesCluster(client, settings.namespaces, mirror.saw), mirror)
     control = Control(cluster, open_channel, settings.timing, settings.namespaces)
-    watches = _Watches()
+    # So kopf names the tasks that watch.
+    tasks = {kind: f"watcher for {plural}." for kind, (_, _, plural) in _WATCHED.items()}
+    watches = Watches(mirror, cluster, _WATCHED, live_by_task_name(tasks), time.monotonic)
     registry = kopf.OperatorRegistry()
     _register_login(registry)
     _register_settings(registry, clusterwide=not settings.namespaces)
-    _register_events(registry, control, watches)
+    _register_events(registry, watches)
+    if not settings.namespaces:
+        # An operator of single namespaces may have no right to watch them, and looks at them each minute.
+        _register_policy_events(registry, control)
     _register_probe(registry, control, watches)
     await _started(control, await settings.agents.look())
     looking = asyncio.create_task(settings.agents.keep_looking(control.agents.follow), name="agents' addresses")
+    refreshing = asyncio.create_task(watches.run(), name="refresh")
     try:
         await kopf.operator(
             registry=registry,
@@ -65,26 +78,10 @@ async def run_operator(settings: OperatorSettings, client: ApiClient, open_chann
             liveness_endpoint=settings.liveness,
         )
     finally:
-        looking.cancel()
-        await asyncio.gather(looking, return_exceptions=True)
+        for task in (looking, refreshing):
+            task.cancel()
+        await asyncio.gather(looking, refreshing, return_exceptions=True)
         await control.stop()
-
-
-@dataclass(slots=True)
-class _Watches:
-    """When each kind of object was last heard of, and which objects there are."""
-
-    heard_s: dict[str, float] = field(default_factory=dict)
-    known: dict[str, set[str]] = field(default_factory=dict)
-
-    def heard(self, kind: str, uid: str, *, deleted: bool) -> None:
-        self.heard_s[kind] = time.monotonic()
-        (self.known.setdefault(kind, set()).discard if deleted else self.known.setdefault(kind, set()).add)(uid)
-
-    def silent(self) -> list[str]:
-        """Kinds with objects that should have been heard of again by now."""
-        now_s = time.monotonic()
-        return [kind for kind, at_s in self.heard_s.items() if self.known[kind] and now_s - at_s > _SILENCE_S]
 
 
 async def _started(control: Control, agents: Collection[str]) -> None:
@@ -109,35 +106,36 @@ def _register_settings(registry: kopf.OperatorRegistry, *, clusterwide: bool) ->
     @kopf.on.startup(registry=registry)
     async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
         settings.posting.enabled = False
-        settings.watching.server_timeout = _RELIST_S
-        settings.watching.client_timeout = _RELIST_S + 30
+        settings.watching.server_timeout = _WATCH_S
+        settings.watching.client_timeout = _WATCH_S + 30
         settings.persistence.finalizer = f"kopf.{GROUP}/finalizer"
         settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=f"kopf.{GROUP}")
         settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=f"kopf.{GROUP}", key="last")
+        for group, version, plural in _CHILDREN.values():
+            # By the API server: a cluster may have many that are not ours.
+            settings.watching.label_selectors[group, version, plural] = SERVICE_LABEL
         # In single namespaces there may be no right to list namespaces and CRDs.
         settings.scanning.disabled = not clusterwide
 
 
-def _register_events(registry: kopf.OperatorRegistry, control: Control, watches: _Watches) -> None:
-    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
-    async def service_changed(event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
-        watches.heard(PLURAL, body.metadata["uid"], deleted=event["type"] == "DELETED")
-        control.object_changed(ObjectRef.of(body))
+def _register_events(registry: kopf.OperatorRegistry, watches: Watches) -> None:
+    async def changed(event: kopf.RawEvent, **_: Any) -> None:
+        watches.told(event["type"], event["object"])
 
-    async def child_changed(event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
-        watches.heard(body["kind"], body.metadata["uid"], deleted=event["type"] == "DELETED")
-        control.object_changed(ObjectRef(body.metadata["namespace"], body.metadata.labels[SERVICE_LABEL]))
-
-    ours = {SERVICE_LABEL: kopf.PRESENT}
-    kopf.on.event("", "v1", "services", labels=ours, registry=registry)(child_changed)
-    kopf.on.event("discovery.k8s.io", "v1", "endpointslices", labels=ours, registry=registry)(child_changed)
+    for group, version, plural in _WATCHED.values():
+        kopf.on.event(group, version, plural, registry=registry)(changed)
 
 
-def _register_probe(registry: kopf.OperatorRegistry, control: Control, watches: _Watches) -> None:
+def _register_policy_events(registry: kopf.OperatorRegistry, control: Control) -> None:
+    @kopf.on.event(GROUP, VERSION, POLICY_PLURAL, registry=registry)
+    async def policy_changed(**_: Any) -> None:
+        control.policies_changed()
+
+
+def _register_probe(registry: kopf.OperatorRegistry, control: Control, watches: Watches) -> None:
     @kopf.on.probe(id="control", registry=registry)
     async def probe(**_: Any) -> str:
-        faults = [*control.faults, *(f"nothing heard of {kind} for too long" for kind in watches.silent())]
-        if faults:
+        if faults := [*control.faults, *watches.faults]:
             # Any other error would be tried again instead of being answered.
             raise kopf.PermanentError("; ".join(faults))
         return "alive"

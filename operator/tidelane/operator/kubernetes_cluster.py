@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -17,8 +18,9 @@ from typing_extensions import override
 
 from tidelane.operator.children import SERVICE_LABEL
 from tidelane.operator.cluster import Cluster
-from tidelane.operator.crd import API_VERSION, GROUP, KIND, PLURAL, VERSION
-from tidelane.operator.errors import NoCluster, Retry
+from tidelane.operator.crd import API_VERSION, GROUP, KIND, PLURAL, POLICY_PLURAL, VERSION
+from tidelane.operator.errors import Conflict, NoCluster, Retry
+from tidelane.operator.policies import NAME_LABEL, Labels, PolicyStatus
 from tidelane.operator.reports import Report
 from tidelane.operator.resources import ObjectRef, RawObject, Status
 
@@ -26,12 +28,14 @@ log = logging.getLogger(__name__)
 
 FIELD_MANAGER: Final = "tidelane-operator"
 _TIMEOUT_S: Final = 30
-_CHILD_PATHS: Final[Mapping[str, str]] = {
-    "Service": "/api/v1/namespaces/{namespace}/services",
-    "EndpointSlice": "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices",
+_PREFIXES: Final[Mapping[str, tuple[str, str]]] = {
+    KIND: (f"/apis/{GROUP}/{VERSION}", PLURAL),
+    "Service": ("/api/v1", "services"),
+    "EndpointSlice": ("/apis/discovery.k8s.io/v1", "endpointslices"),
 }
 _APPLY: Final = "application/apply-patch+yaml"
 _JSON_PATCH: Final = "application/json-patch+json"
+_FORBIDDEN: Final = 403
 _GONE: Final = 404
 _CONFLICTS: Final = (409, 412, 422)
 
@@ -51,52 +55,102 @@ async def connect(kubeconfig: str | None) -> ApiClient:
     return client
 
 
-class KubernetesCluster(Cluster):
-    """`namespaces` empty: all of them."""
+class _Refused(Retry):
+    """The API server has no such kind, or not for us; somebody may install it or give the right."""
 
-    def __init__(self, client: ApiClient, namespaces: Collection[str] = ()) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """All objects of a kind at one version of the cluster. `namespace` None: of all namespaces."""
+
+    namespace: str | None
+    version: int
+    items: Sequence[RawObject]
+
+
+class KubernetesCluster(Cluster):
+    """`namespaces` empty: all of them. `told` hears every object that the API server answers with, but for lists."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        namespaces: Collection[str] = (),
+        told: Callable[[RawObject], object] = lambda _: None,
+    ) -> None:
         self._client = client
-        self._scopes = [f"/namespaces/{each}" for each in namespaces] or [""]
+        self._namespaces: Sequence[str | None] = [*namespaces] or [None]
+        self._told = told
 
     @override
     async def service(self, ref: ObjectRef) -> RawObject | None:
-        found: RawObject | None = await self._request("GET", _service_path(ref))
-        return found
+        return await self._object("GET", _path(KIND, ref))
 
     @override
     async def services(self) -> Sequence[RawObject]:
-        paths = [f"/apis/{GROUP}/{VERSION}{scope}/{PLURAL}" for scope in self._scopes]
-        answers = [await self._request("GET", path) for path in paths]
-        return [each for answer in answers for each in answer["items"]]
+        return [each for listed in await self.lists(KIND) for each in listed.items]
+
+    async def lists(self, kind: str) -> Sequence[Listed]:
+        """All services, or all children made for any; one list for each namespace that is looked after."""
+        query = {} if kind == KIND else {"labelSelector": SERVICE_LABEL}
+        return [await self._list(kind, namespace, query) for namespace in self._namespaces]
+
+    async def child(self, kind: str, ref: ObjectRef) -> RawObject | None:
+        return await self._object("GET", _path(kind, ref))
+
+    @override
+    async def policies(self) -> Sequence[RawObject] | None:
+        try:
+            answer = await self._request("GET", f"/apis/{GROUP}/{VERSION}/{POLICY_PLURAL}")
+        except _Refused:
+            return None
+        found: Sequence[RawObject] = answer["items"]
+        return found
+
+    @override
+    async def namespaces(self) -> Mapping[str, Labels]:
+        ours = [name for name in self._namespaces if name is not None]
+        if ours:
+            return {name: await self._labels(name) for name in ours}
+        try:
+            answer = await self._request("GET", "/api/v1/namespaces")
+        except _Refused:
+            return {}
+        return {each["metadata"]["name"]: each["metadata"].get("labels") or {} for each in answer["items"]}
+
+    async def _labels(self, namespace: str) -> Labels:
+        try:
+            found = await self._request("GET", f"/api/v1/namespaces/{namespace}")
+        except _Refused:
+            found = None
+        labels: Labels = ((found or {}).get("metadata") or {}).get("labels") or {NAME_LABEL: namespace}
+        return labels
+
+    @override
+    async def write_policy_status(self, name: str, uid: str, status: PolicyStatus) -> None:
+        path = f"/apis/{GROUP}/{VERSION}/{POLICY_PLURAL}/{name}/status"
+        query = {"fieldManager": FIELD_MANAGER}
+        await self._request("PATCH", path, query, _status_patch(uid, status), _JSON_PATCH)
 
     @override
     async def children(self, ref: ObjectRef) -> Sequence[RawObject]:
-        service = await self._request("GET", _child_path("Service", ref))
-        folder = _CHILD_PATHS["EndpointSlice"].format(namespace=ref.namespace)
-        slices = await self._request("GET", folder, {"labelSelector": f"{SERVICE_LABEL}={ref.name}"})
-        # Items of a list come without what its head says for all of them.
-        head = {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice"}
-        found = [{**each, **head} for each in (slices or {}).get("items", ())]
-        return [service, *found] if service else found
+        service = await self.child("Service", ref)
+        slices = await self._list("EndpointSlice", ref.namespace, {"labelSelector": f"{SERVICE_LABEL}={ref.name}"})
+        for each in slices.items:
+            self._told(each)
+        return [service, *slices.items] if service else slices.items
 
     @override
     async def apply_child(self, manifest: RawObject) -> None:
-        path = _child_path(manifest["kind"], ObjectRef.of(manifest))
-        await self._request("PATCH", path, {"fieldManager": FIELD_MANAGER, "force": "true"}, manifest, _APPLY)
+        path = _path(manifest["kind"], ObjectRef.of(manifest))
+        await self._object("PATCH", path, {"fieldManager": FIELD_MANAGER, "force": "true"}, manifest, _APPLY)
 
     @override
     async def delete_child(self, kind: str, ref: ObjectRef, uid: str) -> None:
-        await self._request("DELETE", _child_path(kind, ref), body={"preconditions": {"uid": uid}})
+        await self._request("DELETE", _path(kind, ref), body={"preconditions": {"uid": uid}})
 
     @override
     async def write_status(self, ref: ObjectRef, uid: str, status: Status) -> None:
-        # Not server-side apply: on this subresource that takes no uid as a condition, and the status of a former object
-        # of this name, with its placements, must not end up on another.
-        patch: list[dict[str, Any]] = [
-            {"op": "test", "path": "/metadata/uid", "value": uid},
-            {"op": "add", "path": "/status", "value": status},
-        ]
-        await self._patch(f"{_service_path(ref)}/status", patch)
+        await self._patch(f"{_path(KIND, ref)}/status", _status_patch(uid, status))
 
     @override
     async def set_finalizers(self, ref: ObjectRef, finalizers: Sequence[str], resource_version: str) -> None:
@@ -104,7 +158,7 @@ class KubernetesCluster(Cluster):
             {"op": "test", "path": "/metadata/resourceVersion", "value": resource_version},
             {"op": "add", "path": "/metadata/finalizers", "value": list(finalizers)},
         ]
-        await self._patch(_service_path(ref), patch)
+        await self._patch(_path(KIND, ref), patch)
 
     @override
     async def report(self, ref: ObjectRef, uid: str, report: Report) -> None:
@@ -133,7 +187,29 @@ class KubernetesCluster(Cluster):
             log.warning("event not written", extra={"service": str(ref), "error": str(error)})
 
     async def _patch(self, path: str, patch: Sequence[Mapping[str, Any]]) -> None:
-        await self._request("PATCH", path, {"fieldManager": FIELD_MANAGER}, patch, _JSON_PATCH)
+        await self._object("PATCH", path, {"fieldManager": FIELD_MANAGER}, patch, _JSON_PATCH)
+
+    async def _list(self, kind: str, namespace: str | None, query: Mapping[str, str]) -> Listed:
+        answer = await self._request("GET", _folder(kind, namespace), query)
+        if answer is None:
+            raise Retry(f"{_folder(kind, namespace)} is not there")
+        # Items of a list come without what its head says for all of them.
+        head = {"apiVersion": answer["apiVersion"], "kind": kind}
+        items = [{**each, **head} for each in answer["items"]]
+        return Listed(namespace, int(answer["metadata"]["resourceVersion"]), items)
+
+    async def _object(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+    ) -> RawObject | None:
+        answer: RawObject | None = await self._request(method, path, query, body, content_type)
+        if answer is not None:
+            self._told(answer)
+        return answer
 
     async def _request(
         self,
@@ -160,9 +236,20 @@ class KubernetesCluster(Cluster):
             if error.status == _GONE and _names_an_object(error.body):
                 return None
             text = f"{method} {path}: {error.status} {error.reason}: {error.body!r}"
-            raise Retry(text, after_s=0.0 if error.status in _CONFLICTS else None) from error
+            if error.status in (_FORBIDDEN, _GONE):
+                raise _Refused(text) from error
+            raise Conflict(text) if error.status in _CONFLICTS else Retry(text) from error
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Retry(f"{method} {path}: {error!r}") from error
+
+
+def _status_patch(uid: str, status: Status | PolicyStatus) -> Sequence[Mapping[str, Any]]:
+    # Not server-side apply: on this subresource that takes no uid as a condition, and the status of a former object of
+    # this name, with its placements, must not end up on another.
+    return [
+        {"op": "test", "path": "/metadata/uid", "value": uid},
+        {"op": "add", "path": "/status", "value": status},
+    ]
 
 
 def _names_an_object(body: str | bytes | None) -> bool:
@@ -174,9 +261,10 @@ def _names_an_object(body: str | bytes | None) -> bool:
     return bool(answer.get("details", {}).get("name"))
 
 
-def _service_path(ref: ObjectRef) -> str:
-    return f"/apis/{GROUP}/{VERSION}/namespaces/{ref.namespace}/{PLURAL}/{ref.name}"
+def _folder(kind: str, namespace: str | None) -> str:
+    prefix, plural = _PREFIXES[kind]
+    return f"{prefix}/{plural}" if namespace is None else f"{prefix}/namespaces/{namespace}/{plural}"
 
 
-def _child_path(kind: str, ref: ObjectRef) -> str:
-    return f"{_CHILD_PATHS[kind].format(namespace=ref.namespace)}/{ref.name}"
+def _path(kind: str, ref: ObjectRef) -> str:
+    return f"{_folder(kind, ref.namespace)}/{ref.name}"

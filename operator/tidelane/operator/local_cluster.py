@@ -14,8 +14,9 @@ from typing_extensions import override
 from tidelane.operator.children import SERVICE_LABEL
 from tidelane.operator.cluster import Cluster
 from tidelane.operator.conditions import timestamp
-from tidelane.operator.crd import KIND
+from tidelane.operator.crd import KIND, POLICY_KIND
 from tidelane.operator.errors import Retry
+from tidelane.operator.policies import NAME_LABEL, Labels, PolicyStatus
 from tidelane.operator.reports import Report
 from tidelane.operator.resources import ObjectRef, RawObject, Status
 
@@ -25,7 +26,8 @@ Key = tuple[str, ObjectRef]
 class LocalCluster(Cluster):
     """Not for several threads.
 
-    `changed` hears the name of a service whenever it or a child of it has changed, `reported` what people should know.
+    `changed` hears the name of a service whenever it or a child of it has changed, `reported` what people should know,
+    and `policies_changed` is called whenever a policy has.
     """
 
     def __init__(
@@ -33,16 +35,18 @@ class LocalCluster(Cluster):
         now: Callable[[], datetime],
         changed: Callable[[ObjectRef], None],
         reported: Callable[[ObjectRef, Report], None],
+        policies_changed: Callable[[], None],
     ) -> None:
         self._now = now
         self._changed = changed
         self._reported = reported
+        self._policies_changed = policies_changed
         self._objects: dict[Key, dict[str, Any]] = {}
         self._versions = itertools.count(1)
 
     def put(self, manifest: RawObject) -> None:
-        """What `kubectl apply` does with a valid InferenceService that has its defaults."""
-        key = KIND, ObjectRef.of(manifest)
+        """What `kubectl apply` does with a valid object of ours that has its defaults."""
+        key = manifest["kind"], ObjectRef.of(manifest)
         old = self._objects.get(key)
         if old is None:
             self._create(key, manifest)
@@ -56,9 +60,9 @@ class LocalCluster(Cluster):
             metadata["generation"] += 1
         self._replace(key, {**old, "metadata": metadata, "spec": copy.deepcopy(manifest["spec"])})
 
-    def delete(self, ref: ObjectRef) -> None:
+    def delete(self, ref: ObjectRef, kind: str = KIND) -> None:
         """What `kubectl delete --wait=false` does."""
-        key = KIND, ref
+        key = kind, ref
         found = self._objects.get(key)
         if found is None or "deletionTimestamp" in found["metadata"]:
             return
@@ -75,6 +79,20 @@ class LocalCluster(Cluster):
     @override
     async def services(self) -> Sequence[RawObject]:
         return [copy.deepcopy(each) for (kind, _), each in self._objects.items() if kind == KIND]
+
+    @override
+    async def policies(self) -> Sequence[RawObject]:
+        return [copy.deepcopy(each) for (kind, _), each in self._objects.items() if kind == POLICY_KIND]
+
+    @override
+    async def namespaces(self) -> Mapping[str, Labels]:
+        """Those of objects; they have the one label that every namespace of a real cluster has."""
+        names = {ref.namespace for _, ref in self._objects if ref.namespace}
+        return {name: {NAME_LABEL: name} for name in names}
+
+    @override
+    async def write_policy_status(self, name: str, uid: str, status: PolicyStatus) -> None:
+        self._write_status((POLICY_KIND, ObjectRef("", name)), uid, status)
 
     @override
     async def children(self, ref: ObjectRef) -> Sequence[RawObject]:
@@ -109,12 +127,7 @@ class LocalCluster(Cluster):
 
     @override
     async def write_status(self, ref: ObjectRef, uid: str, status: Status) -> None:
-        found = self._objects.get((KIND, ref))
-        if found is None:
-            return
-        if found["metadata"]["uid"] != uid:
-            raise Retry(f"{ref} is another one now", after_s=0.0)
-        self._replace((KIND, ref), {**found, "status": copy.deepcopy(status)})
+        self._write_status((KIND, ref), uid, status)
 
     @override
     async def set_finalizers(self, ref: ObjectRef, finalizers: Sequence[str], resource_version: str) -> None:
@@ -133,10 +146,18 @@ class LocalCluster(Cluster):
     async def report(self, ref: ObjectRef, uid: str, report: Report) -> None:
         self._reported(ref, report)
 
+    def _write_status(self, key: Key, uid: str, status: Status | PolicyStatus) -> None:
+        found = self._objects.get(key)
+        if found is None:
+            return
+        if found["metadata"]["uid"] != uid:
+            raise Retry(f"{key[1]} is another one now", after_s=0.0)
+        self._replace(key, {**found, "status": copy.deepcopy(status)})
+
     def _create(self, key: Key, manifest: RawObject) -> None:
         made = copy.deepcopy(dict(manifest))
         made["metadata"] |= {
-            "namespace": key[1].namespace,
+            **({"namespace": key[1].namespace} if key[1].namespace else {}),
             "uid": str(uuid.uuid4()),
             "generation": 1,
             "creationTimestamp": timestamp(self._now()),
@@ -159,6 +180,9 @@ class LocalCluster(Cluster):
         self._tell(key, removed)
 
     def _tell(self, key: Key, stored: RawObject) -> None:
+        if key[0] == POLICY_KIND:
+            self._policies_changed()
+            return
         name = stored["metadata"].get("labels", {}).get(SERVICE_LABEL) if key[0] == "EndpointSlice" else key[1].name
         if name:
             self._changed(ObjectRef(key[1].namespace, name))

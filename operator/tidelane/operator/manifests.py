@@ -1,16 +1,19 @@
-"""YAML text to validated InferenceService manifests."""
+"""YAML text to validated manifests of services and policies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import yaml
 from typing_extensions import override
 
-from tidelane.operator.crd import API_VERSION, KIND
-from tidelane.operator.validation import Problem, Schema
+from tidelane.operator.crd import API_VERSION, CLUSTER_WIDE, KIND, POLICY_KIND
+from tidelane.operator.resources import ObjectRef
+from tidelane.operator.validation import Problem, Schemas
+
+KINDS: Final = (KIND, POLICY_KIND)
 
 
 class ManifestError(Exception):
@@ -30,15 +33,27 @@ class Document:
     index: int
     manifest: Mapping[str, Any]
 
+    @property
+    def kind(self) -> str:
+        kind: str = self.manifest["kind"]
+        return kind
 
-def read_manifests(text: str, origin: str, schema: Schema) -> list[Document]:
-    """Every InferenceService in the text. Raises ManifestError at the first document that is refused."""
+    @property
+    def ref(self) -> ObjectRef:
+        return ObjectRef.of(self.manifest)
+
+
+def read_manifests(text: str, origin: str, schemas: Schemas) -> list[Document]:
+    """Every service and policy in the text. Raises ManifestError at the first document that is refused."""
     documents = []
     for index, manifest in enumerate(_parsed(text, origin), start=1):
         if manifest is None:
             continue
-        problems = _kind_problems(manifest) or _metadata_problems(manifest["metadata"]) or schema.problems(manifest)
+        problems: Sequence[Problem] = _kind_problems(manifest) or _metadata_problems(manifest)
         if problems:
+            raise ManifestError(origin, index, tuple(problems))
+        schema = schemas.of(manifest["kind"])
+        if problems := schema.problems(manifest):
             raise ManifestError(origin, index, tuple(problems))
         documents.append(Document(origin, index, schema.with_defaults(manifest)))
     return documents
@@ -55,22 +70,25 @@ def _parsed(text: str, origin: str) -> Iterator[Any]:
 def _kind_problems(manifest: Any) -> list[Problem]:
     if not isinstance(manifest, Mapping):
         return [Problem("", "must be a mapping with apiVersion, kind, metadata and spec")]
-    if (manifest.get("apiVersion"), manifest.get("kind")) != (API_VERSION, KIND):
+    if manifest.get("apiVersion") != API_VERSION or manifest.get("kind") not in KINDS:
         found = f"{manifest.get('kind')} of {manifest.get('apiVersion')}"
-        return [Problem("kind", f"{found}: only {KIND} of {API_VERSION} is known")]
+        return [Problem("kind", f"{found}: only {' and '.join(KINDS)} of {API_VERSION} are known")]
     metadata = manifest.get("metadata")
     if not isinstance(metadata, Mapping) or not metadata.get("name"):
         return [Problem("metadata.name", "Required value: name or generateName is required")]
     return []
 
 
-def _metadata_problems(metadata: Mapping[str, Any]) -> list[Problem]:
+def _metadata_problems(manifest: Mapping[str, Any]) -> list[Problem]:
+    metadata = manifest["metadata"]
     problems = [
         Problem(f"metadata.{field}", "Invalid value: must be strings by name")
         for field in ("labels", "annotations")
         if not all(isinstance(value, str) for value in (metadata.get(field) or {}).values())
     ]
     namespace = metadata.get("namespace", "default")
+    if manifest["kind"] in CLUSTER_WIDE:
+        return problems
     if not (isinstance(namespace, str) and namespace.replace("-", "").isalnum() and namespace == namespace.lower()):
         problems.append(Problem("metadata.namespace", "Invalid value: must be a DNS label"))
     return problems

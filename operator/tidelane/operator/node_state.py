@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from tidelane.operator.observation import Device, KVPressure, Lanes, Measured, Node, Phase, Replica
+from tidelane.operator.observation import Device, KVPressure, Lanes, Measured, Node, Phase, Reach, Replica
 from tidelane.operator.resources import ObjectRef
 from tidelane.rpc import node_agent_pb2 as pb
 from tidelane.rpc.serving_pb2 import Load
-from tidelane.rpc.wire import ReplicaRef, ref_from_wire
+from tidelane.rpc.wire import ReplicaRef, objective_from_wire, ref_from_wire
 
 _PHASES: Final[Mapping[int, Phase]] = {
     pb.ReplicaStatus.STARTING: Phase.STARTING,
@@ -87,7 +87,7 @@ def with_replica(status: pb.NodeStatus, replica: pb.ReplicaStatus) -> pb.NodeSta
 
 
 def _replica(status: pb.ReplicaStatus, address: str) -> Replica:
-    latency, lanes = status.engine.latency, status.engine.lanes
+    latency, lanes, reach = status.engine.latency, status.engine.lanes, status.engine.reach
     return Replica(
         ref=ref_from_wire(status.id),
         generation=status.generation,
@@ -104,16 +104,21 @@ def _replica(status: pb.ReplicaStatus, address: str) -> Replica:
             latency.tpot_at_percentile_s,
             latency.attainment,
             latency.goodput_rps,
+            latency.ttft_p50_s,
+            latency.tpot_p50_s,
         )
         if status.engine.HasField("latency")
         else None,
         lanes=Lanes(lanes.decode_compute_units, lanes.prefill_compute_units) if lanes.decode_compute_units else None,
         kv_pressure=_PRESSURES.get(status.engine.load.kv_pressure),
+        reach=Reach(reach.input_tokens, reach.ttft_s, reach.tpot_s) if status.engine.HasField("reach") else None,
+        objective=objective_from_wire(status.objective) if status.HasField("objective") else None,
+        serves_objective=status.serves_objective or not status.HasField("objective"),
     )
 
 
 def _without_figures(replica: Replica) -> Replica:
-    return replace(replica, measured=None, lanes=None, kv_pressure=None)
+    return replace(replica, measured=None, lanes=None, kv_pressure=None, reach=None)
 
 
 def _service(ref: ReplicaRef) -> ObjectRef:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 
 from tidelane.operator.resources import RawObject
-from tidelane.rpc.wire import ReplicaRef
+from tidelane.rpc.wire import Objective, ReplicaRef
 
 
 class Phase(StrEnum):
@@ -22,13 +22,27 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Latency over the engine's last window. `requests` 0: nothing ended in it, and the rest means nothing."""
+    """Latency over the engine's last window. `requests` 0: nothing ended in it, and the rest means nothing.
+
+    `ttft_s` and `tpot_s` are at the SLO's percentile.
+    """
 
     requests: int
     ttft_s: float
     tpot_s: float
     attainment: float
     goodput_rps: float
+    ttft_median_s: float = 0.0
+    tpot_median_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What one request alone on the replica's device would take by its engine's prediction, with so long a prompt."""
+
+    input_tokens: int
+    ttft_s: float
+    tpot_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +62,11 @@ class KVPressure(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One replica as its agent last reported it. `serving_generation` None: it serves nothing yet."""
+    """One replica as its agent last reported it. `serving_generation` None: it serves nothing yet.
+
+    `objective` is the one last applied, and `serves_objective` whether its engine is held to it; None: its agent takes
+    another objective only with another generation.
+    """
 
     ref: ReplicaRef
     generation: int
@@ -61,6 +79,13 @@ class Replica:
     measured: Measured | None = None
     lanes: Lanes | None = None
     kv_pressure: KVPressure | None = None
+    reach: Reach | None = None
+    objective: Objective | None = None
+    serves_objective: bool = True
+
+    def lacks(self, objective: Objective) -> bool:
+        """Whether its agent must be told of this one."""
+        return self.objective is not None and self.objective != objective
 
     @property
     def serves(self) -> bool:

@@ -36,7 +36,7 @@ class WriteStatus:
 
 @dataclass(frozen=True, slots=True)
 class StartReplica:
-    """Also brings a running replica to another generation."""
+    """Also brings a running replica to another generation, or to another objective."""
 
     node: str
     spec: ReplicaSpec
@@ -105,7 +105,7 @@ def _serve(
     stops = list(_stops(service.ref, wanted, observed, timing))
     status, figures_in_s = service_status(service, spec, placements, observed, timing, now)
     recorded = placements.owners.items() <= service.placements.items()
-    if recorded and _updating_in_place(service, placements, observed):
+    if recorded and _updating_in_place(service, spec, placements, observed):
         # Until the new generation serves, the status speaks of the old one, which does: Ready does not blink.
         writes: list[Action] = []
     else:
@@ -177,7 +177,12 @@ def _starts(service: Service, spec: ServiceSpec, placements: Placements, observe
         if node is None or (refusal and refusal.generation == service.generation):
             continue
         replica = node.replicas.get(ref)
-        if replica is None or (replica.generation < service.generation and replica.phase is not Phase.DRAINING):
+        behind = replica is not None and (
+            replica.generation < service.generation
+            # A policy changes the objective without the service.
+            or (replica.generation == service.generation and replica.lacks(spec.objective))
+        )
+        if replica is None or (behind and replica.phase is not Phase.DRAINING):
             yield StartReplica(node_name, spec.replica(ref, service.generation))
 
 
@@ -192,8 +197,8 @@ def _stops(
                 yield StopReplica(node.name, replica.ref, timing.drain_s)
 
 
-def _updating_in_place(service: Service, placements: Placements, observed: Observed) -> bool:
-    """Every replica serves, some of them an older generation that their agents can replace without a pause."""
+def _updating_in_place(service: Service, spec: ServiceSpec, placements: Placements, observed: Observed) -> bool:
+    """Every replica serves, some of them an older generation or objective that agents can replace without a pause."""
 
     def state(index: int, node: str) -> tuple[Replica | None, bool]:
         ref = service.replica_ref(index)
@@ -202,7 +207,15 @@ def _updating_in_place(service: Service, placements: Placements, observed: Obser
 
     states = [state(index, node) for index, node in placements.owners.items()]
     serving = all(replica is not None and replica.serves and not refused for replica, refused in states)
-    behind = any(replica and replica.serving_generation != service.generation for replica, _ in states)
+    behind = any(
+        replica
+        and (
+            replica.serving_generation != service.generation
+            or replica.lacks(spec.objective)
+            or not replica.serves_objective
+        )
+        for replica, _ in states
+    )
     return serving and behind and not placements.waiting and "observedGeneration" in service.status
 
 

@@ -22,6 +22,7 @@ from tidelane.operator.plan import (
     WriteStatus,
     plan,
 )
+from tidelane.operator.policies import Policies
 from tidelane.operator.reports import Report
 from tidelane.operator.resources import ObjectRef, RawObject, Service
 from tidelane.rpc.wire import ReplicaRef, ReplicaSpec
@@ -73,8 +74,10 @@ class Reconciler:
         now: Callable[[], datetime],
         clock: Callable[[], float],
         timing: Timing,
+        policies: Callable[[], Policies] = Policies,
     ) -> None:
         self._cluster = cluster
+        self._policies = policies
         self._agents = agents
         self._now = now
         self._clock = clock
@@ -109,7 +112,7 @@ class Reconciler:
     async def reconcile(self, ref: ObjectRef) -> float | None:
         """Brings the service a step nearer to what is wanted. Returns in how many seconds to come again."""
         read = self._reads.get(ref) or await self._read(ref)
-        service = Service.parse(read.service) if read.service else None
+        service = self._policies().applied(Service.parse(read.service)) if read.service else None
         observed = self._observe(ref, read)
         made = plan(ref, service, observed, self._now(), self._timing)
         # Before anything is awaited: what is given to this service must not be given to another meanwhile.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NotRequired, Self, TypedDict
 
 from typing_extensions import override
 
 from tidelane.engine.slo import Slo
-from tidelane.operator.crd import GROUP
-from tidelane.operator.quantities import format_duration, parse_duration_s, parse_memory
+from tidelane.operator.crd import CLUSTER_WIDE, GROUP
+from tidelane.operator.quantities import parse_duration_s, parse_memory
+from tidelane.operator.targets import BUILT_IN, SPEC, Effective, Layer, Targets, merge
 from tidelane.rpc.wire import (
     ExecutionMode,
     KvCacheSpec,
@@ -19,7 +20,6 @@ from tidelane.rpc.wire import (
     Objective,
     ReplicaRef,
     ReplicaSpec,
-    ShareBounds,
 )
 
 # An object as the API server gives it, in JSON's types.
@@ -54,8 +54,11 @@ class Status(TypedDict, total=False):
     readyReplicas: int
     endpoint: str
     effectiveSLO: Mapping[str, Any]
+    effectiveExecution: Mapping[str, int]
     ttft: str
     tpot: str
+    ttftMedian: str
+    tpotMedian: str
     attainment: int
     goodput: str
     lanes: Sequence[Mapping[str, Any]]
@@ -64,7 +67,7 @@ class Status(TypedDict, total=False):
 
 class _Spec(TypedDict):
     model: Mapping[str, Any]
-    slo: Mapping[str, Any]
+    slo: NotRequired[Mapping[str, Any]]
     execution: NotRequired[Mapping[str, Any]]
     kvCache: NotRequired[Mapping[str, Any]]
     replicas: NotRequired[int]
@@ -74,41 +77,46 @@ class _Spec(TypedDict):
 
 @dataclass(frozen=True, slots=True, order=True)
 class ObjectRef:
-    """Which object of its kind."""
+    """Which object of its kind. `namespace` empty: the kind has none."""
 
     namespace: str
     name: str
 
     @classmethod
     def of(cls, raw: RawObject) -> Self:
-        return cls(raw["metadata"].get("namespace", "default"), raw["metadata"]["name"])
+        namespace = "" if raw.get("kind") in CLUSTER_WIDE else raw["metadata"].get("namespace", "default")
+        return cls(namespace, raw["metadata"]["name"])
 
     @override
     def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceSpec:
-    """What is wanted. `replicas` None: by load, between bounds that this version cannot follow."""
+    """What is wanted. `replicas` None: by load, between bounds that this version cannot follow.
+
+    `own` are the targets and bounds that the service states itself, `effective` those in force.
+    """
 
     model: ModelSpec
-    slo: Slo
+    own: Targets
+    effective: Effective
     mode: ExecutionMode
     late_requests: LateRequests
-    bounds: ShareBounds | None
     kv_cache: KvCacheSpec
     replicas: int | None
     devices: int
     # Fields set in the manifest that ask for what this version cannot do.
     unsupported: tuple[str, ...]
-    # Fields set in the manifest that the service does without, as they have no effect in this version.
+    # Fields set in the manifest or by policies that the service does without, as they have no effect in this version.
     ignored: tuple[str, ...]
 
     @classmethod
     def parse(cls, spec: _Spec, served_name: str) -> Self:
         """Raises ValueError or KeyError for what the CRD would refuse."""
         execution, kv_cache = spec.get("execution", {}), spec.get("kvCache", {})
+        own = Targets.parse(spec)
         return cls(
             model=ModelSpec(
                 source=spec["model"]["source"],
@@ -116,10 +124,10 @@ class ServiceSpec:
                 dtype=spec["model"].get("dtype", "auto"),
                 max_context_tokens=spec["model"].get("maxContextTokens"),
             ),
-            slo=_parse_slo(spec["slo"]),
+            own=own,
+            effective=merge([Layer(SPEC, own)]),
             mode=ExecutionMode(execution.get("mode", "Lanes")),
             late_requests=LateRequests(execution.get("lateRequests", "Serve")),
-            bounds=_parse_bounds(execution),
             kv_cache=_parse_kv_cache(kv_cache),
             replicas=spec.get("replicas"),
             devices=spec.get("resources", {}).get("gpus", 1),
@@ -127,13 +135,23 @@ class ServiceSpec:
             ignored=tuple(_ignored(execution, kv_cache)),
         )
 
+    @property
+    def slo(self) -> Slo:
+        """The targets in force."""
+        return self.effective.slo
+
+    @property
+    def objective(self) -> Objective:
+        """What its engines are held to."""
+        return Objective(self.slo, self.mode, self.effective.bounds, late_requests=self.late_requests)
+
     def replica(self, ref: ReplicaRef, generation: int) -> ReplicaSpec:
         """One of its replicas, as an agent is asked for it."""
         return ReplicaSpec(
             ref=ref,
             generation=generation,
             model=self.model,
-            objective=Objective(self.slo, self.mode, self.bounds, late_requests=self.late_requests),
+            objective=self.objective,
             kv_cache=self.kv_cache,
             devices=self.devices,
         )
@@ -152,6 +170,7 @@ class Service:
     deleting: bool
     force_delete: bool
     status: Status
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, raw: RawObject) -> Self:
@@ -173,7 +192,16 @@ class Service:
             deleting="deletionTimestamp" in metadata,
             force_delete=(metadata.get("annotations") or {}).get(FORCE_DELETE) == "true",
             status=raw.get("status") or {},
+            labels=metadata.get("labels") or {},
         )
+
+    def with_targets(self, effective: Effective) -> Self:
+        """As read, with these in force; without effect where the spec could not be understood."""
+        spec = self.spec
+        if isinstance(spec, str):
+            return self
+        ignored = (*spec.ignored, *_ignored_of_policies(spec.mode, effective))
+        return replace(self, spec=replace(spec, effective=effective, ignored=ignored))
 
     def replica_ref(self, index: int) -> ReplicaRef:
         return ReplicaRef(self.ref.namespace, self.ref.name, self.uid, index)
@@ -184,17 +212,23 @@ class Service:
         return {each["replica"]: each["node"] for each in self.status.get("placements", ())}
 
 
-def slo_status(slo: Slo, source: str) -> dict[str, Any]:
-    """The SLO as `status.effectiveSLO` shows it."""
-    shown: dict[str, Any] = {"ttft": format_duration(slo.ttft_s), "tpot": format_duration(slo.tpot_s)}
-    if slo.ttft_per_1k_input_tokens_s:
-        shown["ttftPer1kInputTokens"] = format_duration(slo.ttft_per_1k_input_tokens_s)
-    if slo.max_token_gap_s is not None:
-        shown["maxTokenGap"] = format_duration(slo.max_token_gap_s)
-    return shown | {"percentile": slo.percentile, "source": source}
+def effective_status(effective: Effective) -> dict[str, Any]:
+    """`status.effectiveSLO`, and `status.effectiveExecution` where there is any."""
+    shown = effective.targets.shown()
+    bounds = {name: shown.pop(name) for name in _SHARES if name in shown}
+    # Zero is how no allowance is written; it says no more than its absence.
+    if not effective.targets.ttft_per_1k_input_tokens_s and effective.sources["ttftPer1kInputTokens"] == BUILT_IN:
+        shown.pop("ttftPer1kInputTokens", None)
+    sources = {name: source for name, source in effective.sources.items() if name in shown or name in bounds}
+    slo = {
+        **shown,
+        "source": ", ".join(dict.fromkeys(sources.values()))[:_SOURCE_LIMIT],
+        "sources": [{"field": name, "source": source} for name, source in sources.items()],
+    }
+    return {"effectiveSLO": slo, "effectiveExecution": bounds} if bounds else {"effectiveSLO": slo}
 
 
-_IGNORED: Final = ("prefetch",)
+_SOURCE_LIMIT: Final = 256
 _BELOW_THE_DEVICE: Final = ("hostMemory", "nvme")
 _FOR_LATER_PROMPTS: Final = (*_BELOW_THE_DEVICE, "idleTimeout")
 _MODES_WITH_A_BORDER: Final = (ExecutionMode.LANES, ExecutionMode.AUTO)
@@ -202,42 +236,33 @@ _SHARES: Final = ("minDecodeShare", "maxDecodeShare")
 
 
 def _ignored(execution: Mapping[str, Any], kv_cache: Mapping[str, Any]) -> list[str]:
-    found = [f"spec.kvCache.{name}" for name in _IGNORED if kv_cache.get(name)]
+    found: list[str] = []
     mode = execution.get("mode", "Lanes")
     if mode not in _MODES_WITH_A_BORDER:
         found += [f"spec.execution.{name} ({mode} has no border to move)" for name in _SHARES if name in execution]
     if mode == ExecutionMode.DISAGGREGATED:
         later = (name for name in _FOR_LATER_PROMPTS if kv_cache.get(name))
         found += [f"spec.kvCache.{name} ({mode} keeps no KV for later prompts)" for name in later]
-    if kv_cache.get("dtype", "auto") != "auto":
+    asked = {"dtype": kv_cache.get("dtype", "auto") != "auto", "prefetch": kv_cache.get("prefetch", False)}
+    for name in (name for name, so in asked.items() if so):
         if mode == ExecutionMode.DISAGGREGATED:
-            found.append(f"spec.kvCache.dtype ({mode} keeps no KV for later prompts)")
-        elif not any(kv_cache.get(name) for name in _BELOW_THE_DEVICE):
-            found.append("spec.kvCache.dtype (is of KV below the device: set hostMemory or nvme)")
+            found.append(f"spec.kvCache.{name} ({mode} keeps no KV for later prompts)")
+        elif not any(kv_cache.get(below) for below in _BELOW_THE_DEVICE):
+            found.append(f"spec.kvCache.{name} (is of KV below the device: set hostMemory or nvme)")
     if mode == ExecutionMode.MIXED_BATCH and execution.get("lateRequests") == LateRequests.REFUSE:
         found.append(f"spec.execution.lateRequests ({mode} sets nobody aside)")
     return found
 
 
+def _ignored_of_policies(mode: ExecutionMode, effective: Effective) -> list[str]:
+    if mode in _MODES_WITH_A_BORDER:
+        return []
+    theirs = {name: effective.sources.get(name, SPEC) for name in _SHARES}
+    return [f"{name} of {source} ({mode} has no border to move)" for name, source in theirs.items() if source != SPEC]
+
+
 def _unsupported(spec: _Spec) -> list[str]:
     return ["spec.scaling (use spec.replicas)"] if "scaling" in spec else []
-
-
-def _parse_slo(slo: Mapping[str, Any]) -> Slo:
-    gap = slo.get("maxTokenGap")
-    return Slo(
-        ttft_s=parse_duration_s(slo["ttft"]),
-        tpot_s=parse_duration_s(slo["tpot"]),
-        ttft_per_1k_input_tokens_s=parse_duration_s(slo.get("ttftPer1kInputTokens", "0s")),
-        percentile=slo.get("percentile", 99),
-        max_token_gap_s=parse_duration_s(gap) if gap else None,
-    )
-
-
-def _parse_bounds(execution: Mapping[str, Any]) -> ShareBounds | None:
-    if not execution.keys() & set(_SHARES):
-        return None
-    return ShareBounds(execution.get("minDecodeShare", 0) / 100, execution.get("maxDecodeShare", 100) / 100)
 
 
 def _parse_kv_cache(kv_cache: Mapping[str, Any]) -> KvCacheSpec:

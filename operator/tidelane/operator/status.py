@@ -11,7 +11,7 @@ from tidelane.operator.conditions import Verdict, conditions, placed_replica, ti
 from tidelane.operator.figures import Figures
 from tidelane.operator.observation import Observed, Replica, Timing
 from tidelane.operator.placement import Placements
-from tidelane.operator.resources import Service, ServiceSpec, Status, slo_status
+from tidelane.operator.resources import Service, ServiceSpec, Status, effective_status
 
 _LISTED: Final = 8
 
@@ -31,7 +31,7 @@ def service_status(
         "placements": [{"replica": index, "node": node} for index, node in sorted(placements.owners.items())],
         "replicas": len(placements.owners),
         "readyReplicas": sum(each.serves(service.generation) for each in placed),
-        "effectiveSLO": slo_status(spec.slo, "spec"),
+        **effective_status(spec.effective),
     }
     if serving:
         rest["endpoint"] = endpoint(serving[0])
@@ -77,7 +77,7 @@ def deleting_status(service: Service, waiting_for: Sequence[str], now: datetime)
         "readyReplicas": 0,
     }
     verdicts = {"Ready": Verdict(False, "Deleting", message)}
-    return _assembled(service, rest, verdicts, Figures(fields={}, slo_met=None, kv_pressure=None), now)
+    return _assembled(service, rest, verdicts, Figures(fields={}), now)
 
 
 def endpoint(replica: Replica) -> str:
@@ -94,5 +94,8 @@ def _assembled(
         all_verdicts["SLOMet"] = shown.slo_met
     if shown.kv_pressure:
         all_verdicts["KVPressure"] = shown.kv_pressure
+    if shown.slo_feasible:
+        all_verdicts["SLOFeasible"] = shown.slo_feasible
     written = {"measuredAt": service.status["measuredAt"]} if "measuredAt" in service.status else {}
-    return cast("Status", {**written, **rest, **shown.fields, "conditions": conditions(service, all_verdicts, now)})
+    shown_conditions = conditions(service.status.get("conditions", ()), service.generation, all_verdicts, now)
+    return cast("Status", {**written, **rest, **shown.fields, "conditions": shown_conditions})

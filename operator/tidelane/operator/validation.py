@@ -18,6 +18,8 @@ import jsonschema  # type: ignore[import-untyped]  # it ships none, and its stub
 from celpy.adapter import json_to_cel
 from typing_extensions import override
 
+from tidelane.operator import crd
+
 Path = tuple[str | int, ...]
 
 _METADATA_FIELDS: Final = frozenset(
@@ -41,6 +43,20 @@ _METADATA_FIELDS: Final = frozenset(
 )
 # The API server does not try the CEL rules on an object with such an error.
 _BLOCKING: Final = frozenset({"required", "type", "anyOf", "enum", "maxLength", "maxItems"})
+# The API server's words for what a schema refuses.
+_WORDS: Final[Mapping[str, str]] = {
+    "enum": "Unsupported value: {shown}: supported values: {supported}",
+    "type": "Invalid value: {shown}: must be of type {limit}",
+    "anyOf": "Invalid value: {shown}: must be a whole number or a string",
+    "pattern": "Invalid value: {shown}: should match '{limit}'",
+    "minimum": "Invalid value: {shown}: should be greater than or equal to {limit}",
+    "maximum": "Invalid value: {shown}: should be less than or equal to {limit}",
+    "maxLength": "Too long: may not be more than {limit} bytes",
+    "maxItems": "Too many: must have at most {limit} items",
+    "minItems": "Invalid value: {shown}: should have at least {limit} items",
+    "maxProperties": "Too many: must have at most {limit} items",
+    "minProperties": "Invalid value: {shown}: should have at least {limit} properties",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +100,17 @@ class Node:
 
     rules: tuple[Rule, ...] = ()
     properties: Mapping[str, Node] = field(default_factory=dict)
+    items: Node | None = None
 
     @classmethod
     def compile(cls, environment: celpy.Environment, schema: Mapping[str, Any]) -> Self | None:
         rules = tuple(Rule.compile(environment, entry) for entry in schema.get("x-kubernetes-validations", ()))
         below = {name: cls.compile(environment, sub) for name, sub in schema.get("properties", {}).items()}
         properties = {name: node for name, node in below.items() if node}
-        return cls(rules, properties) if rules or properties else None
+        items = cls.compile(environment, schema["items"]) if "items" in schema else None
+        if "additionalProperties" in schema and cls.compile(environment, schema["additionalProperties"]):
+            raise ValueError("rules on the values of a map are not interpreted here: put them on the map")
+        return cls(rules, properties, items) if rules or properties or items else None
 
     def problems(self, value: Any, at: Path) -> Iterator[Problem]:
         for rule in self.rules:
@@ -100,6 +120,22 @@ class Node:
             for name, node in self.properties.items():
                 if name in value:
                     yield from node.problems(value[name], (*at, name))
+        if self.items and isinstance(value, list):
+            for index, item in enumerate(value):
+                yield from self.items.problems(item, (*at, index))
+
+
+class Schemas:
+    """Those of all our kinds, each read when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Schema] = {}
+
+    def of(self, kind: str) -> Schema:
+        """Raises KeyError for a kind that is not ours."""
+        if kind not in self._found:
+            self._found[kind] = Schema(crd.load(kind), crd.VERSION)
+        return self._found[kind]
 
 
 class Schema:
@@ -131,6 +167,9 @@ class Schema:
 
 
 def _fill_defaults(value: Any, schema: Mapping[str, Any]) -> None:
+    if isinstance(value, list):
+        for item in value:
+            _fill_defaults(item, schema.get("items", {}))
     if not isinstance(value, dict):
         return
     for name, below in schema.get("properties", {}).items():
@@ -163,24 +202,12 @@ def _described(error: jsonschema.ValidationError) -> Iterator[Problem]:
             if name not in error.instance:
                 yield Problem(_dotted((*at, name)), "Required value")
         return
-    match error.validator:
-        case "enum":
-            message = f"Unsupported value: {shown}: supported values: {', '.join(_shown(each) for each in limit)}"
-        case "type":
-            message = f"Invalid value: {shown}: must be of type {limit}"
-        case "anyOf":
-            message = f"Invalid value: {shown}: must be a whole number or a string"
-        case "pattern":
-            message = f"Invalid value: {shown}: should match '{limit}'"
-        case "minimum":
-            message = f"Invalid value: {shown}: should be greater than or equal to {limit}"
-        case "maximum":
-            message = f"Invalid value: {shown}: should be less than or equal to {limit}"
-        case "maxLength":
-            message = f"Too long: may not be more than {limit} bytes"
-        case _:
-            message = f"Invalid value: {shown}: {error.message}"
-    yield Problem(_dotted(at), message)
+    words = _WORDS.get(error.validator)
+    if words is None:
+        yield Problem(_dotted(at), f"Invalid value: {shown}: {error.message}")
+        return
+    supported = ", ".join(map(_shown, limit)) if error.validator == "enum" else ""
+    yield Problem(_dotted(at), words.format(shown=shown, limit=limit, supported=supported))
 
 
 def _dotted(path: Path) -> str:

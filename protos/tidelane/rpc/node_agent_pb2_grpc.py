@@ -55,8 +55,9 @@ class NodeAgentServicer:
     """Missing associated documentation comment in .proto file."""
 
     def ApplyReplica(self, request, context):
-        """Idempotent: the same generation again changes nothing and answers the current status; an older one is refused
-        with FAILED_PRECONDITION; no room is RESOURCE_EXHAUSTED; a spec that can never run is INVALID_ARGUMENT.
+        """Idempotent: the same generation again changes nothing but the objective, which policies may change without the
+        service, and answers the current status; an older one is refused with FAILED_PRECONDITION; no room is
+        RESOURCE_EXHAUSTED; a spec that can never run is INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -83,7 +83,7 @@ class DrainResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class EngineStatus(_message.Message):
-    __slots__ = ("state", "message", "model_name", "model_digest", "listen", "objective_revision", "load", "latency", "lanes", "pid", "resident_memory_bytes")
+    __slots__ = ("state", "message", "model_name", "model_digest", "listen", "objective_revision", "load", "latency", "lanes", "pid", "resident_memory_bytes", "reach")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[EngineStatus.State]
@@ -107,6 +107,7 @@ class EngineStatus(_message.Message):
     LANES_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REACH_FIELD_NUMBER: _ClassVar[int]
     state: EngineStatus.State
     message: str
     model_name: str
@@ -118,7 +119,8 @@ class EngineStatus(_message.Message):
     lanes: Lanes
     pid: int
     resident_memory_bytes: int
-    def __init__(self, state: _Optional[_Union[EngineStatus.State, str]] = ..., message: _Optional[str] = ..., model_name: _Optional[str] = ..., model_digest: _Optional[str] = ..., listen: _Optional[str] = ..., objective_revision: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., latency: _Optional[_Union[Latency, _Mapping]] = ..., lanes: _Optional[_Union[Lanes, _Mapping]] = ..., pid: _Optional[int] = ..., resident_memory_bytes: _Optional[int] = ...) -> None: ...
+    reach: Reach
+    def __init__(self, state: _Optional[_Union[EngineStatus.State, str]] = ..., message: _Optional[str] = ..., model_name: _Optional[str] = ..., model_digest: _Optional[str] = ..., listen: _Optional[str] = ..., objective_revision: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., latency: _Optional[_Union[Latency, _Mapping]] = ..., lanes: _Optional[_Union[Lanes, _Mapping]] = ..., pid: _Optional[int] = ..., resident_memory_bytes: _Optional[int] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("running", "waiting", "kv_blocks_total", "kv_blocks_free", "preemptions", "rejected", "kv_pressure")
@@ -179,6 +181,16 @@ class Latency(_message.Message):
     goodput_rps: float
     ttft_target_ratio_at_percentile: float
     def __init__(self, window_s: _Optional[float] = ..., requests: _Optional[int] = ..., ttft_p50_s: _Optional[float] = ..., ttft_p99_s: _Optional[float] = ..., tpot_p50_s: _Optional[float] = ..., tpot_p99_s: _Optional[float] = ..., token_gap_p99_s: _Optional[float] = ..., queue_p99_s: _Optional[float] = ..., ttft_at_percentile_s: _Optional[float] = ..., tpot_at_percentile_s: _Optional[float] = ..., attainment: _Optional[float] = ..., goodput_rps: _Optional[float] = ..., ttft_target_ratio_at_percentile: _Optional[float] = ...) -> None: ...
+
+class Reach(_message.Message):
+    __slots__ = ("input_tokens", "ttft_s", "tpot_s")
+    INPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_S_FIELD_NUMBER: _ClassVar[int]
+    TPOT_S_FIELD_NUMBER: _ClassVar[int]
+    input_tokens: int
+    ttft_s: float
+    tpot_s: float
+    def __init__(self, input_tokens: _Optional[int] = ..., ttft_s: _Optional[float] = ..., tpot_s: _Optional[float] = ...) -> None: ...
 
 class Lanes(_message.Message):
     __slots__ = ("compute_units", "decode_compute_units", "prefill_compute_units", "realised_split_share", "realised_decode_alone_share", "realised_prefill_alone_share", "realised_mixed_share", "idle_share", "realised_decode_unit_share", "moves")

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tidelane.engine.estimation.reach import reach
 from tidelane.engine.http.metrics import Metrics
 from tidelane.engine.kv.keys import TokenNames, namespace
 from tidelane.engine.kv.moves import Fetch, Load, Move, Spill, Store
+from tidelane.engine.kv.retention import Guesses
 from tidelane.engine.kv.traffic import Traffic
-from tidelane.engine.reports import heartbeat
+from tidelane.engine.pressure import Pressure
+from tidelane.engine.reports import engine_status, heartbeat
 from tidelane.engine.sim.clock import VirtualClock
-from tidelane.engine.slo import Slo
+from tidelane.engine.slo import Slo, Timeline
+from tidelane.engine.window import LatencyWindow
+from tidelane.rpc import serving_pb2
 from tidelane.rpc.wire import ExecutionMode, Objective
 
 from .virtual import World, request
@@ -51,12 +56,35 @@ def test_what_moved_between_tiers_is_shown_by_tier_and_way() -> None:
             clock.now_s += seconds
         traffic.ended(kind, 1, 1000 * seconds)
         traffic.ended(kind, 10 * seconds, None)
+    cache.device.guesses = Guesses(brought=7, useful=4, wasted=2)
+    cache.host.guesses = Guesses(brought=9, useful=5, wasted=3)
     objective = Objective(Slo(ttft_s=2, tpot_s=0.2), ExecutionMode.LANES)
     beat = heartbeat(world.ledger, world.usage, traffic, objective, world.clock())
-    shown = by_tier_and_way(Metrics("tiny", lambda: beat).exposition().decode())
-    assert shown == {
+    exposition = Metrics("tiny", lambda: beat).exposition().decode()
+    assert by_tier_and_way(exposition) == {
         ("host", "store"): [blocks[0], 1000, 1, 10],
         ("host", "load"): [blocks[1], 2000, 2, 20],
         ("disk", "store"): [blocks[2], 3000, 3, 30],
         ("disk", "load"): [blocks[3], 4000, 4, 40],
     }
+    for figure, on_device, in_host in (("ed", 7, 9), ("ed_useful", 4, 5), ("ed_wasted", 2, 3)):
+        for tier, blocks_of in (("device", on_device), ("host", in_host)):
+            name = f'tidelane_kv_prefetch{figure}_blocks_total{{model_name="tiny",tier="{tier}"}}'
+            assert f"{name} {blocks_of}.0\n" in exposition
+
+
+def test_the_agent_hears_what_is_within_reach_of_the_median_prompt() -> None:
+    world = World()
+    objective, window = Objective(Slo(ttft_s=2, tpot_s=0.2), ExecutionMode.LANES), LatencyWindow(world.clock)
+
+    def status() -> serving_pb2.EngineStatus:
+        identity, ready = serving_pb2.EngineStatus(), serving_pb2.EngineStatus.READY
+        return engine_status(identity, ready, world.ledger, world.usage, window, objective, Pressure.NONE)
+
+    assert not status().HasField("reach")
+    for input_tokens in (10, 22, 900):
+        window.add(Timeline(0.0, 0.1, 0.2, 1.0, input_tokens, 9), objective.slo)
+    found, units = status().reach, world.usage.units
+    expected = reach(world.ledger.estimates, units, units, 22)
+    assert (found.input_tokens, found.ttft_s, found.tpot_s) == (22, expected.ttft_s, expected.tpot_s)
+    assert expected.tpot_s > 0

@@ -12,7 +12,7 @@ from tidelane.engine.estimation.passes import prefill_work
 from tidelane.engine.kv.keys import Key, TokenNames, namespace
 from tidelane.engine.kv.retention import IDLE_TIMEOUT_S, Asker
 from tidelane.engine.request import FinishReason, Request, Sampling, ServiceTier
-from tidelane.engine.scheduling.plan import Plan
+from tidelane.engine.scheduling.plan import Plan, PrefillSlice
 from tidelane.engine.sequence import Sequence
 from tidelane.engine.waiting import DISK_PATIENCE_S, TRIED_ANYWAY
 
@@ -232,6 +232,21 @@ def test_what_is_on_the_disk_alone_is_fetched_while_its_prompt_waits_unseen() ->
     assert here.ledger.pool.fetched_blocks == 5
 
 
+def test_what_is_fetched_for_one_does_not_push_out_what_another_waits_for() -> None:
+    here = world(blocks=10, host_slots=15, disk_slots=40)
+    first, gone = request("first", 22, 3, first=100), request("gone", 22, 3)
+    for each in (gone, first):
+        here.submit(each)
+        here.run()
+    crowd_out(here, 9)
+    assert here.ledger.pool.host.evictions == 6
+    # Both come in the same turn of the loop. In host memory all of `first` has been unused for longest.
+    here.submit(next_turn(here, first, "on", 3), next_turn(here, gone, "back", 3))
+    here.run()
+    assert cached(here, "on")[0] == 24
+    assert here.ledger.pool.fetched_blocks >= 4
+
+
 def test_a_slow_disk_is_asked_only_now_and_then() -> None:
     """Of what is computed sooner, so that it is noticed when the disk is fast again."""
     here = world(blocks=10, host_slots=9, disk_slots=400, fetch_s=lambda blocks: 10.0 * blocks)
@@ -328,3 +343,42 @@ def test_who_comes_back_after_losing_its_place_is_of_the_same_turn() -> None:
     here.submit(request("on", 44, 1, first=100), request("again", 20, 1, first=100))
     here.turn()
     assert [here.ledger.sequences[name].asker for name in ("on", "again")] == [Asker(2, 1), Asker(1, 1)]
+
+
+@pytest.mark.parametrize("policy", ["Lanes", "MixedBatch", "ChunkedPrefill"])
+@pytest.mark.parametrize("late", [False, True])
+def test_who_waits_for_a_load_that_is_lost_is_computed_again_and_who_is_with_him_goes_on(
+    policy: str, late: bool
+) -> None:
+    """`late`: the cache hears of it only after the launch has failed."""
+
+    def waits_in_vain(prefill: PrefillSlice | None) -> bool:
+        spans = () if prefill is None else prefill.spans
+        return any(each.lost for span in spans for each in here.ledger.sequences[span.id].holding.arrivals)
+
+    here = world(blocks=24, host_slots=60, policy=policy, fail=waits_in_vain)
+    first = request("first", 22, 3)
+    here.submit(first)
+    here.run()
+    crowd_out(here, 23)
+    here.submit(request("steady", 8, 30, first=700))
+    while not here.ledger.state().decoding:
+        assert here.advance()
+    here.mover.loses, here.mover.hangs = True, late
+    here.submit(next_turn(here, first, "second", 3), request("with him", 9, 4, first=800))
+    for _ in range(60):
+        here.advance()
+    here.mover.hangs = False
+    here.run()
+    assert {name: here.endings(name) for name in ("second", "with him", "steady")} == {
+        name: [FinishReason.LENGTH] for name in ("second", "with him", "steady")
+    }
+    assert here.ledger.pool.loaded_blocks == 0
+    # Found as it came, and not again until it has been computed.
+    assert cached(here, "second")[0] == 24
+    assert computed(here, "second") >= 27
+    assert here.ledger.pool.free == here.ledger.pool.total
+    here.mover.loses = False
+    here.submit(next_turn(here, first, "third", 4))
+    here.run()
+    assert cached(here, "third")[0] == (12 if late else 28)  # a slot that is still read takes nothing new

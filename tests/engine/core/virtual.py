@@ -6,6 +6,7 @@ import heapq
 from collections import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from tidelane.engine.kv.retention import IDLE_TIMEOUT_S, ByServiceTier
 from tidelane.engine.lanes.partition import Partition, PartitionTable, partition_table
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.loop import Loop
+from tidelane.engine.prefetch import NoLookAhead, Prefetcher
 from tidelane.engine.request import FinishReason, NewToken, Request, Sampling, ServiceTier
 from tidelane.engine.scheduling.plan import DecodeBatch, Flight, Objective, Plan, PrefillSlice, Scheduler
 from tidelane.engine.scheduling.policies import policy as make_policy
@@ -163,6 +165,7 @@ class LateMover:
     def __init__(self) -> None:
         self._under_way: list[tuple[int, Move]] = []
         self.hangs = False  # nothing ends
+        self.loses = False  # what is loaded from now on
         self._looks = 0
         self._fetches = 0
 
@@ -170,6 +173,8 @@ class LateMover:
         for move in moves:
             if isinstance(move, Load):
                 move.arrival.reached(1000)
+                if self.loses:
+                    move.arrival.fail()
             self._under_way.append((self._looks + (0 if isinstance(move, Load) else 3), move))
 
     def poll(self) -> list[tuple[Move, bool]]:
@@ -181,6 +186,8 @@ class LateMover:
         return ended
 
     def _is_miss(self, move: Move) -> bool:
+        if isinstance(move, Load):
+            return move.arrival.lost
         if not isinstance(move, Fetch):
             return False
         self._fetches += 1
@@ -232,6 +239,7 @@ class World:
         host_slots: int = 0,
         disk_slots: int = 0,
         fetch_s: Callable[[int], float] = lambda _: 0.0,
+        prefetch: bool = False,
     ) -> None:
         self.clock = VirtualClock()
         self.ended: list[tuple[Timeline | None, Slo]] = []
@@ -251,6 +259,7 @@ class World:
             host_slots=host_slots,
             disk_slots=disk_slots,
             fetch_s=fetch_s,
+            look_ahead=partial(Prefetcher, fetch_s=fetch_s, clock=self.clock) if prefetch else NoLookAhead,
         )
         self.executor = VirtualExecutor(self.clock, units, layers, self.ledger.sequences, fail)
         self.mover = LateMover()

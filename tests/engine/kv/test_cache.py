@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from tidelane.engine.kv.cache import Holding, KVCache
 from tidelane.engine.kv.keys import Key
 from tidelane.engine.kv.moves import Move
-from tidelane.engine.kv.retention import UNKNOWN, Asker, ByServiceTier, LeastRecentlyUsed, LongerByTurn, Retention
+from tidelane.engine.kv.retention import (
+    UNKNOWN,
+    Asker,
+    ByServiceTier,
+    LeastRecentlyUsed,
+    LongerByTurn,
+    Retention,
+    Unused,
+)
 
 from .movers import HandMover
 
@@ -81,6 +89,38 @@ class World:
         self.mover.start(self.cache.take_moves())
         return coming
 
+    def fetch_ahead(self, path: str, most: int) -> tuple[Key, ...]:
+        """Into the place of what was not used lately."""
+        coming = self.cache.fetch_ahead(keys_of(path), UNKNOWN, most, self._unused)
+        self.mover.start(self.cache.take_moves())
+        return coming
+
+    def load_ahead(self, path: str, most: int) -> bool:
+        """And lets go of it at once, as who is in the way does."""
+        holding = Holding(by=UNKNOWN)
+        comes = self.cache.load_ahead(holding, keys_of(path), most, self._unused)
+        assert comes is bool(holding.moves)
+        self.cache.let_go(holding)
+        self.mover.start(self.cache.take_moves())
+        return comes
+
+    def ask(self, action: str, path: str, most: int) -> None:
+        match action:
+            case "want":
+                self.want(path)
+            case "fetch-ahead":
+                self.fetch_ahead(path, most)
+            case "load-ahead":
+                self.load_ahead(path, most)
+            case "found":
+                self.cache.found_ahead(keys_of(path))
+            case _:
+                self.cache.wrong(keys_of(path))
+
+    @staticmethod
+    def _unused(unused: Unused) -> bool:
+        return unused.uses > 2 and not unused.guessed
+
     def end_store(self, *, well: bool = True) -> None:
         if self.mover.stores:
             store = self.mover.stores[0]
@@ -133,6 +173,9 @@ class World:
             assert holding.arrivals or [self.device[block] for block in named] == holding.keys
             for block in holding.blocks[len(holding.keys) :]:
                 assert self.device[block] == b"of " + name.encode() or self.device[block] in keys
+        for tier in (cache.device, cache.host):
+            guesses = tier.guesses
+            assert 0 <= guesses.brought - guesses.useful - guesses.wasted <= tier.total
         everything = {path.encode() for path in PATHS}
         for tier in (cache.device, cache.host, cache.disk):
             assert all(key[:-1] in tier for key in everything if key in tier and len(key) > 1)
@@ -152,6 +195,10 @@ STEPS = st.tuples(
             *["spill"] * 2,
             "tear-spill",
             "want",
+            *["fetch-ahead"] * 2,
+            *["load-ahead"] * 2,
+            "found",
+            "wrong",
             "fetch",
             "rot",
         ]
@@ -194,8 +241,8 @@ def test_nobody_reads_what_is_not_his(
                 world.end_load()
             case "spill" | "tear-spill":
                 world.end_spill(which, well=action == "spill")
-            case "want":
-                world.want(path)
+            case "want" | "fetch-ahead" | "load-ahead" | "found" | "wrong":
+                world.ask(action, path, which + 1)
             case "fetch" | "rot":
                 world.end_fetch(which, well=action == "fetch")
         world.check()
@@ -413,6 +460,14 @@ def test_of_what_an_earlier_process_left_a_chain_goes_whole_before_the_next_lose
     for key in (b"c", b"d"):
         assert disk.reserve(b"", key, UNKNOWN) is not None
     assert [key for key in (b"a", b"ab", b"b", b"ba") if key in disk] == [b"b", b"ba"]
+
+
+def test_of_what_an_earlier_process_left_the_oldest_goes_first_however_long_its_chain_and_wherever_it_is() -> None:
+    disk = World(blocks=12, slots=0, disk_slots=5).cache.disk
+    disk.restore({4: (b"b", b""), 1: (b"ba", b"b"), 3: (b"bab", b"ba"), 2: (b"a", b""), 0: (b"ab", b"a")})
+    for key in (b"c", b"d", b"e"):
+        assert disk.reserve(b"", key, UNKNOWN) is not None
+    assert [key for key in (b"a", b"ab", b"b", b"ba", b"bab") if key in disk] == [b"a", b"ab"]
 
 
 def test_a_write_that_failed_does_not_make_what_it_stands_behind_go_first() -> None:

@@ -140,6 +140,27 @@ def test_what_was_under_way_when_the_disk_was_given_up_does_not_bring_it_back(tm
     assert bench.traffic.of(Spill).failed == 4
 
 
+def test_reads_that_fail_again_and_again_are_the_end_whatever_writes_do(bench: Bench) -> None:
+    bench.run(Spill(0, A, b"", 2, 4))
+    for number in range(1, 2 * MOST_FAILURES, 2):
+        assert not bench.copier.gave_up
+        bench.pages.rates = FaultRates(io_error=1.0)
+        assert bench.run(Fetch(number, A, b"", 4, 1)) == [False]
+        bench.pages.rates = FaultRates()
+        assert bench.run(Spill(number + 1, B, b"", 3, 5)) == [number + 1 < 2 * MOST_FAILURES]
+    assert bench.copier.gave_up
+
+
+def test_failures_of_reads_and_of_writes_do_not_add_up(bench: Bench) -> None:
+    bench.run(Spill(0, A, b"", 2, 4))
+    bench.pages.rates = FaultRates(io_error=1.0)
+    for number in range(1, MOST_FAILURES):
+        assert bench.run(Fetch(2 * number, A, b"", 4, 1), Spill(2 * number + 1, B, b"", 3, 5)) == [False, False]
+    assert not bench.copier.gave_up
+    bench.pages.rates = FaultRates()
+    assert bench.run(Fetch(90, A, b"", 4, 1)) == [True]
+
+
 def test_a_failure_now_and_then_is_not_the_end(bench: Bench) -> None:
     for number in range(0, 8, 2):
         bench.pages.rates = FaultRates(io_error=1.0)

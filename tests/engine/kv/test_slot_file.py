@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -52,7 +53,9 @@ def test_a_record_is_what_the_docs_say(plain: Disk) -> None:
     key = b"0123456789abcdef" + bytes(16)
     slots.write(1, key, payload)
     record = plain.path.read_bytes()[slots.layout.record_bytes :][: slots.layout.record_bytes]
-    fields = b"TDLN-KV\0" + (1).to_bytes(4, "little") + bytes(4) + (PAGE + 1).to_bytes(8, "little") + NAMESPACE
+    written_s = int.from_bytes(record[12:16], "little")
+    assert abs(written_s - time.time()) < 3600
+    fields = b"TDLN-KV\0" + (1).to_bytes(4, "little") + record[12:16] + (PAGE + 1).to_bytes(8, "little") + NAMESPACE
     fields += key + xxh3_64_intdigest(payload).to_bytes(8, "little")
     assert record[:96] == fields
     assert record[96:104] == xxh3_64_intdigest(fields).to_bytes(8, "little")
@@ -110,6 +113,18 @@ def test_memory_on_whole_pages_is_handed_to_the_disk_itself(tmp_path: Path) -> N
     assert watched.addresses[:2] == [address(fine)] * 2
     assert address(unfit) not in watched.addresses
     assert all(at % PAGE == 0 for at in watched.addresses)
+
+
+def test_what_was_written_is_found_in_the_order_in_which_it_was(tmp_path: Path) -> None:
+    layout = SlotLayout(PAGE, 4)
+    pages = PageFile.open(tmp_path / FILE_NAME, layout.file_bytes)
+    times_s = iter([2e9, -5.0, 1e9, 1e30])  # a clock that was never set, and one that was set wrong
+    slots = SlotFile(pages, layout, NAMESPACE, clock=lambda: next(times_s))
+    for slot in range(4):
+        slots.write(slot, key_of(slot), payload_of(key_of(slot), PAGE))
+    assert list(slots.recover()) == [1, 2, 0, 3]
+    assert [read(slots, slot, key_of(slot)) for slot in range(4)] == [payload_of(key_of(n), PAGE) for n in range(4)]
+    slots.close()
 
 
 # ---- what is damaged is a miss ---------------------------------------------------------------------------------------

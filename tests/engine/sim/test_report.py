@@ -65,7 +65,14 @@ def test_the_json_has_the_fields_that_others_rely_on() -> None:
         "tbt_ms": {"p50": 100.0, "p90": 200.0, "p99": 400.0},
         "refused_late": 0.125,
         "aside_wait_s": {"p50": 1.0, "max": 4.0},
-        "found": {"prompt_tokens": 1000, "cached_tokens": 400, "loaded_tokens": 200, "fetched_tokens": 100},
+        "found": {
+            "prompt_tokens": 1000,
+            "cached_tokens": 400,
+            "loaded_tokens": 200,
+            "fetched_tokens": 100,
+            "fetched_ahead": {"tokens": 0, "useful": 0, "wasted": 0},
+            "loaded_ahead": {"tokens": 0, "useful": 0, "wasted": 0},
+        },
     }
 
 

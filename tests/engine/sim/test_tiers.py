@@ -81,6 +81,29 @@ def test_what_is_computed_sooner_than_fetched_is_not_fetched() -> None:
         assert bool(done.found.fetched_tokens) is fetched
 
 
+def rhythm(*, prefetch: bool) -> Replay:
+    """The same prompt every 10 s, and between them one that takes its place on the device and in host memory."""
+    arrivals = [(10.0 * turn + late_s, hashes) for turn in range(40) for late_s, hashes in (
+        (0.0, (1, 2, 3)), (5.0, (100 + 3 * turn, 101 + 3 * turn, 102 + 3 * turn)),
+    )]  # fmt: skip
+    sent = Traffic(tuple(Coming(at_s, 1100, 2, hash_ids=hashes) for at_s, hashes in arrivals), 400.0)
+    tiers = Tiers(69, 4000, host_block_s=0.002, disk_block_s=0.001, prefetch=prefetch)
+    return replay(sent, machine(blocks=69, tiers=tiers), lambda: policy("mixed", "own"), Settings(SLO))
+
+
+def test_who_comes_in_a_rhythm_waits_for_no_copy() -> None:
+    without, done = rhythm(prefetch=False), rhythm(prefetch=True)
+    assert ttft_s(without)[78] == pytest.approx(67 * 0.001 + 68 * 0.002 + 0.0012)
+    assert ttft_s(done)[78] == pytest.approx(0.012)  # 12 tokens are left to compute
+    assert all(now_s <= before_s for now_s, before_s in zip(ttft_s(done), ttft_s(without), strict=True))
+    assert done.found.cached_tokens == without.found.cached_tokens == 39 * 1088
+    ahead = done.found.fetched_ahead
+    assert ahead.useful > 6 * 1088
+    assert ahead.tokens == ahead.useful + ahead.wasted
+    again = rhythm(prefetch=True)
+    assert (again.answers, again.found) == (done.answers, done.found)
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_request_ends_whatever_moves(name: str) -> None:
     split = machine().table.splits[0]

@@ -24,7 +24,8 @@ class Sampled(msgspec.Struct, frozen=True):
 class Completion(msgspec.Struct, frozen=True):
     """The decode step, the prefill slice, or (fused) both, that ended.
 
-    `units` are the compute units it ran on. `failure` says why nothing came of it; its sequences cannot go on.
+    `units` are the compute units it ran on. `failure` says why nothing came of it; its sequences cannot go on, unless
+    KV did not come that some of them waited for.
     """
 
     decode: DecodeBatch | None

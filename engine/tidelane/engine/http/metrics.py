@@ -13,7 +13,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from tidelane.engine.channel import Heartbeat, Moved, RefusalReason, Tokens
+from tidelane.engine.channel import Ahead, Heartbeat, Moved, RefusalReason, Tokens
 from tidelane.engine.request import FinishReason, Request
 from tidelane.engine.slo import Slo, Timeline
 
@@ -245,6 +245,16 @@ class _LoopCollector(Collector):
             moved |= {(name, "store"): tier.stored, (name, "load"): tier.loaded}
         yield self._gauges("kv_tier_blocks", "KV blocks by tier and state", ("tier", "state"), blocks)
         yield self._counters("kv_evictions", "Idle KV blocks that made room for others", ("tier",), evictions)
+        prefetched: tuple[tuple[str, str, Callable[[Ahead], float]], ...] = (
+            ("kv_prefetched_blocks", "KV blocks brought to a tier ahead of their prompts", lambda ahead: ahead.blocks),
+            ("kv_prefetched_useful_blocks", "Those of them that a prompt found", lambda ahead: ahead.useful),
+            ("kv_prefetched_wasted_blocks", "Those of them that no prompt found", lambda ahead: ahead.wasted),
+        )
+        for figure, text, number in prefetched:
+            by_tier: dict[tuple[str, ...], float] = {
+                (name,): number(ahead) for name, ahead in beat.kv_prefetched.items()
+            }
+            yield self._counters(figure, text, ("tier",), by_tier)
         figures: tuple[tuple[str, str, Callable[[Moved], float]], ...] = (
             ("kv_moved_blocks", "KV blocks copied to a tier and from it", lambda way: way.blocks),
             ("kv_moved_bytes", "Bytes of KV copied to a tier and from it", lambda way: way.bytes),

@@ -14,8 +14,8 @@ from tidelane.engine.kv.device_blocks import DeviceBlocks
 from tidelane.engine.kv.frontier import Frontier
 from tidelane.engine.kv.keys import Key
 from tidelane.engine.kv.moves import Arrival, Fetch, Load, Move, Spill, Store
-from tidelane.engine.kv.retention import UNKNOWN, Asker, Retention
-from tidelane.engine.kv.slot_blocks import SlotBlocks
+from tidelane.engine.kv.retention import UNKNOWN, Asker, Retention, Unused
+from tidelane.engine.kv.slot_blocks import SlotBlocks, anything
 from tidelane.engine.kv.turns import Turns
 
 # For how many prompts it is remembered which turn they were of: an hour at four a second, in a few MB.
@@ -127,12 +127,16 @@ class KVCache:
                 self._start(Store(next(self._numbers), key, block, slot), holding)
 
     def give_up(self, holding: Holding) -> None:
-        holding.given_up = True
         self.host.used(holding.keys, holding.by)
         self.disk.used(holding.keys, holding.by)
         if holding.wanted:
             self.host.was_read(holding.wanted)
             holding.wanted = ()
+        self.let_go(holding)
+
+    def let_go(self, holding: Holding) -> None:
+        """Of its blocks, though no prompt had use for them."""
+        holding.given_up = True
         if not holding.moves:
             self.device.release(holding.blocks)
 
@@ -141,6 +145,15 @@ class KVCache:
         self.device.forget(holding.blocks)
         self.host.forget(holding.keys)
         self.disk.forget(holding.keys)
+
+    def lose(self, holding: Holding) -> bool:
+        """Whether it waited for what has not come; if so nobody finds that again, in any tier."""
+        lost = [arrival for arrival in holding.arrivals if arrival.lost]
+        if lost:
+            named = zip(holding.keys, holding.blocks, strict=False)
+            missing = [(key, block) for key, block in named if self._arriving.get(key) in lost]
+            self._miss([key for key, _ in missing], [block for _, block in missing])
+        return bool(lost)
 
     def awaits(self, holding: Holding) -> bool:
         """Whether some of its blocks may not be there yet."""
@@ -155,6 +168,11 @@ class KVCache:
         here = next((at for at, key in enumerate(keys) if not self._is_present(key)), len(keys))
         return sum(1 for _ in takewhile(self.disk.__contains__, keys[here:]))
 
+    def asked_for(self, keys: Sequence[Key], by: Asker) -> None:
+        """Such a prompt waits, which begins with this chain: what nobody waits for makes room before it."""
+        self.host.used(keys, by)
+        self.disk.used(keys, by)
+
     def want(self, keys: Sequence[Key], by: Asker) -> set[Key]:
         """Fetch for such a prompt what of the chain `keys` is on the disk alone, as far as host memory takes
         it. What is to come."""
@@ -164,17 +182,62 @@ class KVCache:
             return coming
         parent = b""
         for key in keys:  # from the first: what is behind another comes to host memory only together with that
-            if not self.host.knows(key):
-                slot = self.host.reserve(parent, key, by) if key in self.disk else None
-                if slot is None:
-                    break
-                self.disk.read((key,))
-                (source,) = self.disk.slots((key,))
-                self._start(Fetch(next(self._numbers), key, parent, source, slot), None)
+            if not self.host.knows(key) and not (key in self.disk and self._bring_to_host(parent, key, by)):
+                break
             if self.host.expects(key) and key not in self.device:
                 coming.add(key)
             parent = key
         return coming
+
+    def chain(self, last: Key) -> list[Key]:
+        """The names of the blocks up to this one, as far as it is known below the device."""
+        return (self.disk if last in self.disk else self.host).chain(last)
+
+    def found_ahead(self, keys: Sequence[Key]) -> None:
+        """A prompt has come that begins with these: what of them was brought up for it was of use."""
+        self.device.found(keys)
+        self.host.found(keys)
+
+    def wrong(self, keys: Sequence[Key]) -> None:
+        """No prompt has come that begins with the chain `keys`: what of it was brought up for one goes first."""
+        self.device.wrong(keys)
+        self.host.wrong(keys)
+
+    def fetch_ahead(
+        self, keys: Sequence[Key], by: Asker, most: int, may_go: Callable[[Unused], bool]
+    ) -> tuple[Key, ...]:
+        """Fetch up to `most` of the chain `keys` that are on the disk alone, for such a prompt, which may come: to
+        slots that are free, or whose blocks `may_go`. Those that are to come now."""
+        coming: list[Key] = []
+        parent = b""
+        for key in keys:
+            if not self.host.knows(key):
+                if len(coming) == most or key not in self.disk:
+                    break
+                if not self._bring_to_host(parent, key, by, may_go):
+                    break
+                self.host.guessed(key)
+                coming.append(key)
+            parent = key
+        return tuple(coming)
+
+    def load_ahead(self, holding: Holding, keys: Sequence[Key], most: int, may_go: Callable[[Unused], bool]) -> bool:
+        """Load up to `most` more of the chain `keys`, of which `holding` has a beginning, for a prompt that may come:
+        to blocks that are free, or that `may_go`. Whether any is to come; if not, `let_go` of it."""
+        here = next((n for n in range(len(holding.keys), len(keys)) if keys[n] not in self.device), len(keys))
+        there = keys[len(holding.keys) : here]
+        holding.blocks += self.device.take(there, holding.by)
+        holding.keys += there
+        behind = tuple(takewhile(self.host.__contains__, keys[here : here + most]))
+        wanted = behind[: self.device.make_room(len(behind), may_go)]
+        if not wanted:
+            return False
+        self.host.read(wanted)
+        holding.wanted = wanted
+        holding.keys += wanted
+        self._fetch(holding)
+        self.device.guessed(wanted)
+        return True
 
     def take_moves(self) -> list[Move]:
         """To be started, in this order."""
@@ -207,9 +270,19 @@ class KVCache:
                     if self._arriving.get(key) is move.arrival:
                         del self._arriving[key]
                 if not well:
-                    self.device.forget(move.blocks)
+                    self._miss(move.keys, move.blocks)
         if owner is not None:
             self._one_less(owner, move, well=well)
+
+    def _bring_to_host(self, parent: Key, key: Key, by: Asker, may_go: Callable[[Unused], bool] = anything) -> bool:
+        """From the disk, where it is. Whether there is a slot for it."""
+        slot = self.host.reserve(parent, key, by, may_go)
+        if slot is None:
+            return False
+        self.disk.read((key,))
+        (source,) = self.disk.slots((key,))
+        self._start(Fetch(next(self._numbers), key, parent, source, slot), None)
+        return True
 
     def _fetch(self, holding: Holding) -> None:
         """Device blocks for what was found below; those that others have fetched meanwhile are shared."""
@@ -242,6 +315,12 @@ class KVCache:
             self.host.read((key,))
             (source,) = self.host.slots((key,))
             self._start(Spill(next(self._numbers), key, parent, source, slot), None)
+
+    def _miss(self, keys: Sequence[Key], blocks: Sequence[int]) -> None:
+        """What could not be loaded once is computed from now on: else it might be tried for ever."""
+        self.device.forget(blocks)
+        self.host.forget(keys)
+        self.disk.forget(keys)
 
     def _start(self, move: Move, owner: Holding | None) -> None:
         if owner is not None:

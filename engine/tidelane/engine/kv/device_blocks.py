@@ -10,18 +10,20 @@ import msgspec
 from tidelane.engine.kv.blocks import BlockPool, OutOfBlocks
 from tidelane.engine.kv.frontier import Frontier
 from tidelane.engine.kv.keys import Key
-from tidelane.engine.kv.retention import Asker, Retention, Use
+from tidelane.engine.kv.retention import Asker, Guesses, Retention, Unused, Use
 
 
 class _Named(msgspec.Struct):
-    """What is in a block, and how many sequences hold it; with none it is idle. `asked_by` is all
-    that have held it."""
+    """What is in a block, and how many sequences hold it; with none it is idle, since use `idle_since`. `asked_by` is
+    all that have held it. `guessed`: it was brought here for a prompt that may come, and nobody has held it since."""
 
     key: Key
     parent: Key
     block: int
     holders: int
     asked_by: Asker
+    idle_since: int = 0
+    guessed: bool = False
 
 
 class DeviceBlocks:
@@ -43,10 +45,13 @@ class DeviceBlocks:
         self._by_block: dict[int, _Named] = {}
         self._idle = retention
         self._uses = 0
+        self._long_ago = 0  # before all uses
+        self._guessed = 0  # of those that are here
         self._came = came
         self._went = went
         self.held = Frontier(self._is_held)
         self.evictions = 0
+        self.guesses = Guesses()
 
     def __contains__(self, key: Key) -> bool:
         return key in self._by_key
@@ -73,6 +78,41 @@ class DeviceBlocks:
             self._evict()
         return self._pool.allocate(count, after=after)
 
+    def make_room(self, count: int, may_go: Callable[[Unused], bool]) -> int:
+        """For up to `count` blocks, of what is idle and `may_go`. How many are free then, but no more than that."""
+        while self._pool.free < count and self._idle:
+            named = self._by_key[self._idle.victim(self._uses)]
+            if not may_go(Unused(named.asked_by.turn, self._uses - named.idle_since, named.guessed)):
+                break
+            self._evict()
+        return min(count, self._pool.free)
+
+    def guessed(self, keys: Sequence[Key]) -> None:
+        """These have just been published, for a prompt that may come."""
+        for named in [self._by_key[key] for key in keys if key in self._by_key]:
+            named.guessed = True
+            self._guessed += 1
+            self.guesses.brought += 1
+
+    def found(self, keys: Sequence[Key]) -> None:
+        """By a prompt."""
+        if self._guessed:
+            for key in keys:
+                named = self._by_key.get(key)
+                if named is not None and named.guessed:
+                    self._judge(named, useful=True)
+
+    def wrong(self, keys: Sequence[Key]) -> None:
+        """Of these, in the order of a chain, what was a guess has come to nothing, and goes before all else."""
+        for key in keys:
+            named = self._by_key.get(key)
+            if named is not None and named.guessed and not named.holders:
+                self._judge(named, useful=False)
+                self._long_ago -= 1
+                named.idle_since = self._long_ago
+                self._idle.remove(key)
+                self._idle.add(key, Use(named.asked_by, 0).long_before(self._long_ago))
+
     def take(self, keys: Sequence[Key], by: Asker) -> list[int]:
         """Hold the blocks of these names, the first of a chain, which are all here, for such a prompt."""
         blocks = []
@@ -84,6 +124,8 @@ class DeviceBlocks:
             if named.holders == 1:
                 self._idle.remove(key)
                 self.held.rose(key)
+            if named.guessed:  # what is made from here on stands behind it, so that it cannot go first any more
+                self._judge(named, useful=True)
         return blocks
 
     def publish(self, key: Key, block: int, before: int | None, by: Asker) -> int | None:
@@ -120,6 +162,7 @@ class DeviceBlocks:
                 continue
             if self._by_key.get(named.key) is named:
                 self.held.fell(named.key)
+                named.idle_since = self._uses
                 self._idle.add(named.key, Use(named.asked_by, self._uses))
             else:
                 self._free(named)
@@ -149,12 +192,19 @@ class DeviceBlocks:
         for each in reversed(spoilt):
             self._unname(each)
 
+    def _judge(self, named: _Named, *, useful: bool) -> None:
+        named.guessed = False
+        self._guessed -= 1
+        self.guesses.judge(useful=useful)
+
     def _evict(self) -> None:
         self._unname(self._by_key[self._idle.victim(self._uses)])
         self.evictions += 1
 
     def _unname(self, named: _Named) -> None:
         """Only of what nothing stands behind."""
+        if named.guessed:
+            self._judge(named, useful=False)
         del self._by_key[named.key]
         self._went(named.key)
         if named.holders:

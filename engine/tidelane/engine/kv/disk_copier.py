@@ -17,7 +17,8 @@ _log = logging.getLogger(__name__)
 
 # A disk answers a few reads at once sooner than one after the other; nobody waits for writes.
 _FETCHERS = 4
-# So many failures one after the other are the disk's, not one block's.
+# So many failures of reads, or of writes, one after the other are the disk's, not one block's. Counted apart: a disk
+# that takes what it cannot give back would else be asked for it for ever.
 MOST_FAILURES = 3
 
 
@@ -28,13 +29,13 @@ class DiskCopier:
     def __init__(self, host: HostMemory, slots: SlotFile) -> None:
         self._host = host
         self._slots = slots
-        self._failures = 0
+        self._failures: dict[type[Spill | Fetch], int] = {Spill: 0, Fetch: 0}
         self._counting = Lock()
 
     @property
     def gave_up(self) -> bool:
         """The disk is left alone."""
-        return self._failures >= MOST_FAILURES
+        return max(self._failures.values()) >= MOST_FAILURES
 
     def ways(self) -> tuple[Way[Spill], Way[Fetch]]:
         write, read = partial(self._tried, self._slots.write), partial(self._tried, self._slots.read)
@@ -53,21 +54,22 @@ class DiskCopier:
         except NotThere as miss:
             _log.warning("KV on disk: %s", miss)
         except OSError as error:
-            self._failed(error)
+            self._failed(type(move), error)
         else:
-            self._went_well()
+            self._went_well(type(move))
             return len(record)
         return None
 
-    def _went_well(self) -> None:
+    def _went_well(self, kind: type[Spill | Fetch]) -> None:
         with self._counting:
             if not self.gave_up:  # one that was under way then does not bring the disk back
-                self._failures = 0
+                self._failures[kind] = 0
 
-    def _failed(self, error: OSError) -> None:
+    def _failed(self, kind: type[Spill | Fetch], error: OSError) -> None:
         with self._counting:
-            self._failures += 1
-            last = self._failures == MOST_FAILURES
+            before = self.gave_up
+            self._failures[kind] += 1
+            last = self.gave_up and not before
         _log.error("KV on disk: %s", error)
         if last:
             _log.error("the disk has failed %d times in a row, and is left alone from now on", MOST_FAILURES)

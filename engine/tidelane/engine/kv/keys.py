@@ -55,3 +55,6 @@ class TokenNames:
             parent = keys[-1] if keys else root(self._space, request.cache_salt)
             missing = tokens[len(keys) * self._block_tokens : blocks * self._block_tokens]
             keys += chain(parent, missing, self._block_tokens)
+
+    def lasting(self, keys: list[Key], request: Request) -> list[Key]:
+        return keys

@@ -15,7 +15,7 @@ LOST_AFTER_S = 60.0
 
 
 class LoadLost(RuntimeError):
-    """What a launch waits for does not come: the launch fails, and its requests with it."""
+    """What a launch waits for does not come: the launch fails, and who waited is computed again."""
 
 
 class Arrival:
@@ -25,6 +25,11 @@ class Arrival:
         self._layers = 0
         self._lost = False
         self._changed = threading.Condition()
+
+    @property
+    def lost(self) -> bool:
+        """Not all of it came, or will."""
+        return self._lost
 
     def reached(self, layers: int) -> None:
         """The first `layers` are there."""
@@ -44,6 +49,7 @@ class Arrival:
             return
         with self._changed:
             self._changed.wait_for(lambda: self._layers > layer or self._lost, LOST_AFTER_S)
+            self._lost = self._lost or self._layers <= layer  # what has not come by now is not waited for again
         if self._layers <= layer:
             raise LoadLost(f"layer {layer} of KV from a lower tier did not come")
 

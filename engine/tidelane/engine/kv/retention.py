@@ -47,6 +47,34 @@ class Use(msgspec.Struct, frozen=True):
         """Of what was needed in both."""
         return Use(self.by.joined(other.by), max(self.at, other.at))
 
+    def long_before(self, at: int) -> Use:
+        """As if nobody had needed it but then, before all uses, for a first turn."""
+        return Use(Asker(1, self.by.rank), at)
+
+
+class Unused(msgspec.Struct, frozen=True):
+    """What goes next to make room: the turn of the latest prompt that needed it, and how many uses ago that was.
+    `guessed`: it was brought here for a prompt that may still come."""
+
+    turn: int
+    uses: int
+    guessed: bool
+
+
+class Guesses(msgspec.Struct):
+    """Blocks that were brought to a tier for prompts that might come, counted since the start; and of those what
+    became of them: a prompt found them, or they left before one did, or were told to go first."""
+
+    brought: int = 0
+    useful: int = 0
+    wasted: int = 0
+
+    def judge(self, *, useful: bool) -> None:
+        if useful:
+            self.useful += 1
+        else:
+            self.wasted += 1
+
 
 class Retention(Protocol):
     """The order in which blocks go that may go. No call's cost grows with their number.

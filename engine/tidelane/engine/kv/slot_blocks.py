@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from tidelane.engine.kv.keys import Key
-from tidelane.engine.kv.retention import UNKNOWN, Asker, Retention, Use
+from tidelane.engine.kv.retention import UNKNOWN, Asker, Guesses, Retention, Unused, Use
 
 
 class _Slot(msgspec.Struct):
     """`behind` counts the slots whose blocks stand right behind this one's; `readers` the loads that read it.
-    `use` is the last of its own, and of those that stood behind it and have gone."""
+    `use` is the last of its own, and of those that stood behind it and have gone. `guessed`: it was brought here for a
+    prompt that may come, and none has found it since."""
 
     key: Key
     parent: Key
@@ -24,6 +25,12 @@ class _Slot(msgspec.Struct):
     ready: bool = False  # it has been written
     there: bool = False  # and so has all that it stands behind
     spoilt: bool = False
+    guessed: bool = False
+
+
+def anything(_: Unused) -> bool:
+    """May go."""
+    return True
 
 
 class SlotBlocks:
@@ -38,12 +45,15 @@ class SlotBlocks:
     ) -> None:
         self.total = slots
         self.evictions = 0
+        self.guesses = Guesses()
         self._came = came
         self._went = went
         self._free = list(range(slots - 1, -1, -1))
         self._slots: dict[Key, _Slot] = {}
         self._ends = retention  # of what may go
         self._uses = 0
+        self._long_ago = 0  # before all uses
+        self._guessed = 0  # of those that are here
         self._spoilt: list[_Slot] = []  # in use all the same
         self._early: defaultdict[Key, list[_Slot]] = defaultdict(list)  # by the name that they wait for
 
@@ -57,8 +67,10 @@ class SlotBlocks:
         return slot is not None and slot.there and not slot.spoilt
 
     def restore(self, found: Mapping[int, tuple[Key, Key]]) -> None:
-        """What an earlier process has left: by slot the name and that before it, empty for the first of a chain. What
-        stands behind something that is gone is gone, too."""
+        """What an earlier process has left, from the one written longest ago on, which goes first: by slot the name and
+        that before it, empty for the first of a chain. What stands behind something that is gone is gone, too."""
+        written = {number: at for at, number in enumerate(found, 1)}
+        self._uses = len(found)
         behind: defaultdict[Key, list[tuple[int, Key]]] = defaultdict(list)
         for number, (key, parent) in found.items():
             behind[parent].append((number, key))
@@ -68,8 +80,7 @@ class SlotBlocks:
             if key in self._slots:
                 continue
             taken.add(number)
-            self._uses += 1  # one for each, so that a chain goes whole before the next loses its end
-            self._slots[key] = slot = _Slot(key, parent, number, Use(UNKNOWN, self._uses), ready=True, there=True)
+            self._slots[key] = slot = _Slot(key, parent, number, Use(UNKNOWN, written[number]), ready=True, there=True)
             before = self._slots.get(parent)
             if before is not None:
                 before.behind += 1
@@ -79,17 +90,17 @@ class SlotBlocks:
             chains += [(key, *follower) for follower in behind[key]]
         self._free = [number for number in self._free if number not in taken]
 
-    def reserve(self, parent: Key, key: Key, by: Asker) -> int | None:
-        """A slot to write the block to, for such a prompt. None if it is here or on its
-        way, or if there is no place for it: what it stands behind is not here (`parent`, empty for the first of a
-        chain), or all slots are in use."""
+    def reserve(self, parent: Key, key: Key, by: Asker, may_go: Callable[[Unused], bool] = anything) -> int | None:
+        """A slot to write the block to, for such a prompt. None if it is here or on its way, or if there is no place
+        for it: what it stands behind is not here (`parent`, empty for the first of a chain), or all slots are in use,
+        or what would have to make room may not go."""
         before = self._slots.get(parent)
         if key in self._slots or (parent and (before is None or before.spoilt)):
             return None
         if before is not None:
             before.behind += 1  # so that it does not go to make room
             self._keep(parent)
-        if not self._free and not self._evict():
+        if not self._free and not self._evict(may_go):
             self._leave(before, None)
             return None
         number = self._free.pop()
@@ -118,6 +129,15 @@ class SlotBlocks:
                 self._settle(each)
             settled += followers
         self._clear()
+
+    def chain(self, last: Key) -> list[Key]:
+        """All that this one stands behind, from the first on, and itself; nothing, if it is not here."""
+        keys: list[Key] = []
+        slot = self._slots.get(last)
+        while slot is not None:
+            keys.append(slot.key)
+            slot = self._slots.get(slot.parent)
+        return keys[::-1]
 
     def read(self, keys: Sequence[Key]) -> None:
         """Someone will load these, which are here; they stay until `was_read`."""
@@ -163,6 +183,28 @@ class SlotBlocks:
                 self._ends.remove(last)
                 self._ends.add(last, slot.use)
 
+    def guessed(self, key: Key) -> None:
+        """A slot has just been reserved for it, for a prompt that may come."""
+        self._slots[key].guessed = True
+        self._guessed += 1
+        self.guesses.brought += 1
+
+    def found(self, keys: Sequence[Key]) -> None:
+        """By a prompt, here or on the device."""
+        if self._guessed:
+            for slot in self._guesses(keys):
+                self._judge(slot, useful=True)
+
+    def wrong(self, keys: Sequence[Key]) -> None:
+        """Of these, in the order of a chain, what was a guess has come to nothing, and goes before all else."""
+        for slot in self._guesses(keys):
+            self._judge(slot, useful=False)
+            self._long_ago -= 1
+            slot.use = slot.use.long_before(self._long_ago)
+            if slot.key in self._ends:
+                self._ends.remove(slot.key)
+                self._ends.add(slot.key, slot.use)
+
     def forget(self, keys: Sequence[Key]) -> None:
         """What is in these must not be used again, nor what stands behind them."""
         behind: defaultdict[Key, list[_Slot]] = defaultdict(list)
@@ -178,20 +220,33 @@ class SlotBlocks:
                 self._spoil(slot)
         self._clear()
 
-    def _evict(self) -> bool:
+    def _evict(self, may_go: Callable[[Unused], bool]) -> bool:
         if not self._ends:
             return False
         key = self._ends.victim(self._uses)
+        slot = self._slots[key]
+        if not may_go(Unused(slot.use.by.turn, self._uses - slot.use.at, slot.guessed)):
+            return False
         self._ends.remove(key)
         self._went(key)
         self._drop(self._slots[key])
         self.evictions += 1
         return True
 
+    def _guesses(self, keys: Sequence[Key]) -> list[_Slot]:
+        return [slot for key in keys if (slot := self._slots.get(key)) is not None and slot.guessed]
+
+    def _judge(self, slot: _Slot, *, useful: bool) -> None:
+        slot.guessed = False
+        self._guessed -= 1
+        self.guesses.judge(useful=useful)
+
     def _drop(self, slot: _Slot) -> None:
         del self._slots[slot.key]
         self._free.append(slot.number)
-        self._leave(self._slots.get(slot.parent), slot)
+        self._leave(self._slots.get(slot.parent), None if slot.guessed else slot)
+        if slot.guessed:
+            self._judge(slot, useful=False)
 
     def _leave(self, before: _Slot | None, gone: _Slot | None) -> None:
         """One less stands behind it: `gone`, or one that never came. If none does, it goes when that would have: it was

@@ -8,7 +8,7 @@ Slot s is a record, `record_bytes` long, at s * record_bytes. All numbers are li
     offset  bytes
          0      8   magic, "TDLN-KV" and a zero
          8      4   schema, 1
-        12      4   zeros
+        12      4   when it was written, in seconds since 1970; zeros: long ago
         16      8   length of the payload
         24     32   namespace digest; one of 16 bytes is followed by zeros
         56     32   key: the block's name, and that of the block before it in its chain (zeros: none)
@@ -27,8 +27,9 @@ from __future__ import annotations
 import errno
 import mmap
 import struct
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,9 +47,10 @@ FILE_NAME = "kv.slots"
 KEY_BYTES = 32
 NAMESPACE_BYTES = (16, 32)
 
+_LATEST_S = 2**32 - 1  # in 2106
 _MAGIC = b"TDLN-KV\0"
 _SCHEMA = 1
-_FIELDS = struct.Struct("<8sI4xQ32s32sQ")
+_FIELDS = struct.Struct("<8sIIQ32s32sQ")
 _CHECKSUM = struct.Struct("<Q")
 
 # Headers lie far apart, and a disk answers many small reads at once almost as soon as one: on a cloud disk 16 threads
@@ -111,15 +113,19 @@ class SlotLayout:
 class SlotFile:
     """Writes, reads and erases single slots. OSError, from any call, is the disk's: go on without this tier.
 
-    Memory that starts on a page, of whole pages, is read and written in place; other memory is copied once.
+    Memory that starts on a page, of whole pages, is read and written in place; other memory is copied once. `clock`
+    tells seconds since 1970.
     """
 
-    def __init__(self, pages: Pages, layout: SlotLayout, namespace: bytes) -> None:
+    def __init__(
+        self, pages: Pages, layout: SlotLayout, namespace: bytes, clock: Callable[[], float] = time.time
+    ) -> None:
         if len(namespace) not in NAMESPACE_BYTES:
             raise ValueError(f"a namespace has {NAMESPACE_BYTES} bytes, not {len(namespace)}")
         self.layout = layout
         self._pages = pages
         self._namespace = namespace
+        self._clock = clock
         self._idle: deque[_Staging] = deque()  # as many as there were calls at once
         self._blank = mmap.mmap(-1, PAGE)  # zeros: never written to
 
@@ -138,21 +144,21 @@ class SlotFile:
             raise
 
     def recover(self) -> dict[int, bytes]:
-        """The key of each slot with a whole header of this namespace and length; of slots with one key the first.
-        Payloads are not looked at: `read` finds those that are not whole."""
+        """The key of each slot with a whole header of this namespace and length, from the one written longest ago on;
+        of slots with one key the first. Payloads are not looked at: `read` finds those that are not whole."""
         slots = range(self.layout.slots)
         with ThreadPoolExecutor(_SCANNERS) as scanners:
-            parts = scanners.map(self._keys_in, (slots[first::_SCANNERS] for first in slots[:_SCANNERS]))
-            keys = {slot: key for part in parts for slot, key in part.items()}
+            parts = scanners.map(self._written_in, (slots[first::_SCANNERS] for first in slots[:_SCANNERS]))
+            written = sorted(each for part in parts for each in part)
         slot_of: dict[bytes, int] = {}
-        for slot in sorted(keys):
-            slot_of.setdefault(keys[slot], slot)
+        for _, slot, key in written:
+            slot_of.setdefault(key, slot)
         return {slot: key for key, slot in slot_of.items()}
 
     def write(self, slot: int, key: bytes, payload: Buffer) -> None:
         """`payload` must not change meanwhile. After an OSError, take the slot for empty."""
         offset, data = self.layout.offset(slot), self._sized(payload)
-        header = self._header(key, xxh3_64_intdigest(data))
+        header = self._header(key, xxh3_64_intdigest(data), min(_LATEST_S, max(0, int(self._clock()))))
         with self._staging() as staging:
             staging.header[:] = header
             if not self._in_place(data):
@@ -169,8 +175,9 @@ class SlotFile:
             data = target if self._in_place(target) else staging.payload
             if self._pages.read([staging.header, data], offset) < PAGE + len(data):
                 raise NotThere(f"slot {slot} ends early")
-            # The header that these bytes would be written with under this key, and no other, must be there.
-            if staging.header[:] != self._header(key, xxh3_64_intdigest(data[: len(target)])):
+            # The header that these bytes would be written with under this key then, and no other, must be there.
+            _, _, written_s, *_ = _FIELDS.unpack_from(staging.header)
+            if staging.header[:] != self._header(key, xxh3_64_intdigest(data[: len(target)]), written_s):
                 raise NotThere(f"slot {slot} does not hold {key.hex()}, or not whole")
             if data is not target:
                 _copy(data, target)
@@ -182,23 +189,24 @@ class SlotFile:
         """Lets another engine have the folder. No call may be under way."""
         self._pages.close()
 
-    def _keys_in(self, slots: range) -> dict[int, bytes]:
+    def _written_in(self, slots: range) -> list[tuple[int, int, bytes]]:
+        """When, where, and under which key."""
         page = mmap.mmap(-1, PAGE)
-        keys: dict[int, bytes] = {}
+        found = []
         for slot in slots:
             if self._pages.read([page], self.layout.offset(slot)) < PAGE:
                 continue
             header = page[:]
-            *_, key, checksum = _FIELDS.unpack_from(header)
-            if header == self._header(key, checksum):
-                keys[slot] = key
-        return keys
+            _, _, written_s, *_, key, checksum = _FIELDS.unpack_from(header)
+            if header == self._header(key, checksum, written_s):
+                found.append((written_s, slot, key))
+        return found
 
-    def _header(self, key: bytes, checksum: int) -> bytes:
-        """The one page that may stand before a payload with this checksum, stored under `key`."""
+    def _header(self, key: bytes, checksum: int, written_s: int) -> bytes:
+        """The one page that may stand before a payload with this checksum, stored under `key` at that second."""
         if len(key) != KEY_BYTES:
             raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(key)}")
-        fields = _FIELDS.pack(_MAGIC, _SCHEMA, self.layout.payload_bytes, self._namespace, key, checksum)
+        fields = _FIELDS.pack(_MAGIC, _SCHEMA, written_s, self.layout.payload_bytes, self._namespace, key, checksum)
         return (fields + _CHECKSUM.pack(xxh3_64_intdigest(fields))).ljust(PAGE, b"\0")
 
     def _sized(self, memory: Buffer) -> memoryview:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from tidelane.engine.kv.moves import NoMover
 from tidelane.engine.kv.retention import IDLE_TIMEOUT_S, ByServiceTier
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.loop import Loop
+from tidelane.engine.prefetch import NoLookAhead, Prefetcher
 from tidelane.engine.request import Request
 from tidelane.engine.scheduling.plan import Objective, Scheduler
 from tidelane.engine.sim.clock import VirtualClock
@@ -45,7 +47,7 @@ class VirtualEngine:
         noise: Noise,
     ) -> None:
         units = machine.table.units
-        self._block_tokens = machine.block_tokens
+        self.block_tokens = machine.block_tokens
         self._names = HashNames(machine.block_tokens)
         self.desk = RecordingDesk(self._names)
         self.usage = Usage(units, clock.now_s)
@@ -68,6 +70,9 @@ class VirtualEngine:
             host_slots=machine.tiers.host_slots,
             disk_slots=machine.tiers.disk_slots,
             fetch_s=machine.tiers.fetch_s,
+            look_ahead=partial(Prefetcher, fetch_s=machine.tiers.fetch_s, clock=clock)
+            if machine.tiers.prefetch
+            else NoLookAhead,
         )
         self._mover = VirtualMover(clock, machine.tiers) if machine.tiers.host_slots else None
         self.executor = VirtualExecutor(
@@ -101,7 +106,7 @@ class VirtualEngine:
         launches = self.executor.launches
         self._loop.turn()
         if self.executor.launches > launches:
-            self._run_on(until_s)
+            self._run_on(min(until_s, self._look_ahead_s()))
         self.next_turn_s = self._next_s()
 
     def _next_s(self) -> float:
@@ -113,7 +118,15 @@ class VirtualEngine:
             # While something runs, only who waits for the disk has use for a turn before that ends.
             moved_s = self._mover.next_fetch_s if running else self._mover.next_end_s
             next_s = next_s if moved_s is None else min(next_s, moved_s)
-        return next_s
+        return min(next_s, self._look_ahead_s())
+
+    def _look_ahead_s(self) -> float:
+        """When something is due for prompts that should come."""
+        due_s = self.ledger.next_look_ahead_s
+        if due_s is None or due_s <= self._clock.now_s:  # what is due and waits does so for something else
+            due_s = math.inf
+        moved_s = self._mover.next_end_s if self.ledger.brings_up and self._mover is not None else None
+        return due_s if moved_s is None else min(due_s, moved_s)
 
     def _run_on(self, until_s: float) -> None:
         """Take the steps that follow the one just launched while there is nothing to decide, all at once.
@@ -132,12 +145,12 @@ class VirtualEngine:
     @property
     def loaded_tokens(self) -> int:
         """That came from host memory to the device."""
-        return self.ledger.pool.loaded_blocks * self._block_tokens
+        return self.ledger.pool.loaded_blocks * self.block_tokens
 
     @property
     def fetched_tokens(self) -> int:
         """That came from the disk to host memory."""
-        return self.ledger.pool.fetched_blocks * self._block_tokens
+        return self.ledger.pool.fetched_blocks * self.block_tokens
 
     @property
     def working(self) -> bool:

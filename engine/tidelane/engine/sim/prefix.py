@@ -34,5 +34,9 @@ class HashNames:
             block = hashes[number // self._per_hash] * self._per_hash + number % self._per_hash
             keys.append(block.to_bytes(KEY_BYTES, "big"))
 
+    def lasting(self, keys: list[Key], request: Request) -> list[Key]:
+        """Where a prompt ends within a hashed block, another that goes on from it has another hash for that."""
+        return keys[: len(request.prompt) // HASHED_TOKENS * self._per_hash]
+
     def ended(self, request_id: str) -> None:
         self._hashes.pop(request_id, None)

@@ -13,12 +13,14 @@ from tidelane.engine.kv.moves import Arrival, Fetch, Load, Move, Store
 @dataclass(frozen=True, slots=True)
 class Tiers:
     """Slots for blocks in host memory and on a disk, and the seconds that the copy of one block takes between the
-    device and host memory, and between host memory and the disk, each way on a queue of its own."""
+    device and host memory, and between host memory and the disk, each way on a queue of its own. `prefetch`: what is
+    in them is brought up before it is asked for."""
 
     host_slots: int
     disk_slots: int
     host_block_s: float
     disk_block_s: float
+    prefetch: bool = False
 
     def fetch_s(self, blocks: int) -> float:
         """From the disk to host memory."""
@@ -41,13 +43,15 @@ class TierSizes:
     disk_bytes: float = 0.0
     host_bytes_per_s: float = HOST_BYTES_PER_S
     disk_bytes_per_s: float = DISK_BYTES_PER_S
+    prefetch: bool = False
 
     def in_blocks(self, block_bytes: float) -> Tiers | None:
         """None if there is no room for one."""
         host_slots, disk_slots = int(self.host_bytes / block_bytes), int(self.disk_bytes / block_bytes)
         if not host_slots:
             return None
-        return Tiers(host_slots, disk_slots, block_bytes / self.host_bytes_per_s, block_bytes / self.disk_bytes_per_s)
+        host_block_s, disk_block_s = block_bytes / self.host_bytes_per_s, block_bytes / self.disk_bytes_per_s
+        return Tiers(host_slots, disk_slots, host_block_s, disk_block_s, self.prefetch)
 
 
 class VirtualMover:

@@ -11,6 +11,7 @@ from operator import attrgetter
 
 from tidelane.engine.bench.traffic import Arrival, Traffic
 from tidelane.engine.channel import RefusalReason
+from tidelane.engine.kv.retention import Guesses
 from tidelane.engine.request import Request, Sampling, ServiceTier
 from tidelane.engine.scheduling.plan import Objective, Scheduler
 from tidelane.engine.sim.clock import VirtualClock
@@ -42,14 +43,28 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Ahead:
+    """Tokens whose KV was brought to a tier for prompts that might come. Of the rest it is not known yet."""
+
+    tokens: int
+    useful: int
+    wasted: int
+
+
+NOTHING_AHEAD = Ahead(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
-    """How many of the `prompt_tokens` needed no computing, and how many of those came from host memory, and to there
-    from the disk."""
+    """How many of the `prompt_tokens` needed no computing; and how many came from host memory, and to there from the
+    disk. Of these came ahead of their prompts: to host memory, and of use or not; to the device, and of use or not."""
 
     prompt_tokens: int
     cached_tokens: int
     loaded_tokens: int
     fetched_tokens: int
+    fetched_ahead: Ahead = NOTHING_AHEAD
+    loaded_ahead: Ahead = NOTHING_AHEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,5 +211,16 @@ def _gather(engines: list[VirtualEngine], traffic: Traffic, ended_s: float, gpus
             cached_tokens=sum(engine.desk.cached_tokens for engine in engines),
             loaded_tokens=sum(engine.loaded_tokens for engine in engines),
             fetched_tokens=sum(engine.fetched_tokens for engine in engines),
+            fetched_ahead=_ahead(engines, lambda engine: engine.ledger.pool.host.guesses),
+            loaded_ahead=_ahead(engines, lambda engine: engine.ledger.pool.device.guesses),
         ),
+    )
+
+
+def _ahead(engines: list[VirtualEngine], guesses: Callable[[VirtualEngine], Guesses]) -> Ahead:
+    each = [(engine.block_tokens, guesses(engine)) for engine in engines]
+    return Ahead(
+        tokens=sum(tokens * told.brought for tokens, told in each),
+        useful=sum(tokens * told.useful for tokens, told in each),
+        wasted=sum(tokens * told.wasted for tokens, told in each),
     )

@@ -1,0 +1,75 @@
+"""Policies: observe, tell the services whose targets change, say in each policy's status what it does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import datetime
+
+from tidelane.operator.cluster import Cluster
+from tidelane.operator.observation import Timing
+from tidelane.operator.policies import Policies, Policy
+from tidelane.operator.policy_status import policy_status
+from tidelane.operator.resources import ObjectRef, Service
+
+log = logging.getLogger(__name__)
+
+
+class PolicyReconciler:
+    """All policies at once, since what a service gets depends on all. Looking once too often does nothing.
+
+    `current` is what holds; `targets_changed` hears the name of each service that gets other targets.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        now: Callable[[], datetime],
+        timing: Timing,
+        targets_changed: Callable[[ObjectRef], None],
+    ) -> None:
+        self.current = Policies()
+        self._cluster = cluster
+        self._now = now
+        self._timing = timing
+        self._targets_changed = targets_changed
+        # What the services have been told of: behind `current` while a look is under way or has failed.
+        self._told = Policies()
+        self._readable = True
+
+    async def start(self) -> None:
+        """Learns what holds before any service is looked at."""
+        self.current = self._told = await self._read()
+
+    async def reconcile(self) -> float:
+        """Returns in how many seconds to come again: labels of namespaces change without a word."""
+        self.current = await self._read()
+        if not self.current.policies and not self._told.policies:
+            return self._timing.recheck_s
+        services = [Service.parse(raw) for raw in await self._cluster.services()]
+        understood = [each for each in services if not isinstance(each.spec, str)]
+        for service in understood:
+            if self._told.effective(service) != self.current.effective(service):
+                self._targets_changed(service.ref)
+        self._told = self.current
+        for policy in self.current.policies:
+            status = policy_status(policy, self.current, understood, self._now())
+            if status != policy.status and not policy.deleting:
+                await self._cluster.write_policy_status(policy.name, policy.uid, status)
+            # The agents' turn: a policy over a thousand services takes a tenth of a second.
+            await asyncio.sleep(0)
+        return self._timing.recheck_s
+
+    async def _read(self) -> Policies:
+        found = await self._cluster.policies()
+        if (found is not None) != self._readable:
+            self._readable = found is not None
+            log.warning(
+                "policies %s", "can be read" if self._readable else "cannot be read: no such kind, or no right to"
+            )
+        if found is None:
+            # A right that is lost for a moment must not give every service other targets.
+            return self.current
+        policies = tuple(sorted(map(Policy.parse, found), key=lambda each: each.name))
+        return Policies(policies, await self._cluster.namespaces() if policies else {})
