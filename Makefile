@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 PROTOS := protos/tidelane/rpc
 
-.PHONY: setup check lint types contracts test fast-test demo bench-engine scale-test protos crds lock clean
+.PHONY: setup check lint types contracts test fast-test demo bench-engine scale-test protos crds images lock clean
 
 setup:
 	@tools/setup.sh
@@ -14,6 +14,7 @@ lint: setup
 	$(PY) -m ruff format --check .
 	$(PY) tools/protos.py --check
 	$(PY) tools/resources_doc.py --check
+	$(PY) tools/chart.py --check
 
 types: setup
 	$(PY) -m mypy
@@ -26,6 +27,7 @@ fast-test: setup
 
 test: lint types contracts  ## everything, with a real API server and the real model
 	$(PY) tools/kube/build.py >/dev/null
+	$(PY) tools/kube/build.py helm >/dev/null
 	$(PY) -m tidelane.cli.main model pull builtin://smollm2-135m-instruct >/dev/null
 	$(PY) -m pytest
 
@@ -43,6 +45,10 @@ protos: setup
 
 crds: setup
 	$(PY) tools/resources_doc.py
+	$(PY) tools/chart.py
+
+images: setup  ## the operator's image, as an archive in dist/
+	tools/images/operator.sh
 
 lock:
 	python3.11 -m venv .lock-venv && .lock-venv/bin/pip install -q pip-tools

@@ -96,8 +96,8 @@ class OperatorRig:
         engine = (sys.executable, str(_ENGINE), "--switches", str(self._switches), "--journal", str(self._journal))
         return ("--address", self.address, "--engine-command", shlex.join(engine))
 
-    def start_operator(self, *arguments: str, everywhere: bool = False) -> None:
-        agents = [word for port in self._ports.values() for word in ("--agents", f"127.0.0.1:{port}")]
+    def start_operator(self, *arguments: str, everywhere: bool = False, agents_at: str = "127.0.0.1") -> None:
+        agents = [word for port in self._ports.values() for word in ("--agents", f"{agents_at}:{port}")]
         scope = () if everywhere else ("--namespace", self.namespace)
         common = ("--kubeconfig", str(self.cluster.kubeconfig), "--log-level", "debug")
         self._start("operator", "operator", *agents, *scope, *common, *arguments)

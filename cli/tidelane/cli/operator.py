@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tidelane.cli.numbers import seconds
 from tidelane.operator.agents import OpenChannel, TlsFiles, plain_channel, tls_channels
+from tidelane.operator.discovery import Agents
 from tidelane.operator.errors import NoCluster
 from tidelane.operator.handlers import OperatorSettings, run_operator
 from tidelane.operator.kubernetes_cluster import connect
@@ -23,7 +24,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     usual = Timing()
     parser = subparsers.add_parser("operator", help="run the Kubernetes operator", description=_DESCRIPTION)
     add = parser.add_argument
-    add("--agents", action="append", required=True, metavar="HOST:PORT[,...]", help="agents to follow; repeatable")
+    add("--agents", action="append", required=True, metavar="HOST:PORT[,...]",
+        help="agents to follow, dns:HOST:PORT for one at every address of HOST; repeatable")  # fmt: skip
     add("--kubeconfig", type=Path, metavar="FILE", help="which cluster (in a pod: its own; else the usual file)")
     add("--namespace", action="append", default=[], metavar="NAME", help="only this one; repeatable (all)")
     add("--liveness", metavar="URL", help="serve a liveness probe there, such as http://0.0.0.0:8080/healthz")
@@ -36,6 +38,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--agent-ca", type=Path, metavar="FILE", help="the CA of the agents' certificates, for mutual TLS")
     add("--agent-cert", type=Path, metavar="FILE", help="the operator's certificate for the agents")
     add("--agent-key", type=Path, metavar="FILE", help="its key")
+    add("--agent-name", metavar="NAME", help="the name in the agents' certificates (the host by which one is reached)")
     add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     parser.set_defaults(run=run)
 
@@ -50,16 +53,17 @@ def run(args: argparse.Namespace) -> int:
         # kopf has no other way to be told.
         os.environ["KUBECONFIG"] = str(args.kubeconfig)
     try:
-        asyncio.run(_run(args, _channels(args)))
+        agents = Agents(target for each in args.agents for target in each.split(",") if target)
+        asyncio.run(_run(args, agents, _channels(args)))
     except (NoCluster, ValueError) as error:
         print(f"tidelane operator: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-async def _run(args: argparse.Namespace, open_channel: OpenChannel) -> None:
+async def _run(args: argparse.Namespace, agents: Agents, open_channel: OpenChannel) -> None:
     settings = OperatorSettings(
-        agents=[target for each in args.agents for target in each.split(",") if target],
+        agents=agents,
         namespaces=args.namespace,
         liveness=args.liveness,
         timing=Timing(unreachable_s=args.unreachable_after, move_s=args.move_after, forget_s=args.forget_after),
@@ -72,7 +76,11 @@ async def _run(args: argparse.Namespace, open_channel: OpenChannel) -> None:
 def _channels(args: argparse.Namespace) -> OpenChannel:
     files = (args.agent_ca, args.agent_cert, args.agent_key)
     if not any(files):
+        if args.agent_name:
+            raise ValueError(
+                "--agent-name is looked for in certificates: give --agent-ca, --agent-cert and --agent-key"
+            )
         return plain_channel
     if not all(files):
         raise ValueError("--agent-ca, --agent-cert and --agent-key go together")
-    return tls_channels(TlsFiles(*files))
+    return tls_channels(TlsFiles(*files, agent_name=args.agent_name))

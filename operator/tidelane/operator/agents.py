@@ -40,11 +40,15 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: the CA that signed the agents' certificates, and what the operator shows them."""
+    """PEM files: the CA that signed the agents' certificates, and what the operator shows them.
+
+    `agent_name` is the name in these certificates; None: the host by which each agent is reached.
+    """
 
     agent_ca: Path
     certificate: Path
     key: Path
+    agent_name: str | None = None
 
 
 def plain_channel(target: str) -> grpc.aio.Channel:
@@ -53,12 +57,13 @@ def plain_channel(target: str) -> grpc.aio.Channel:
 
 def tls_channels(files: TlsFiles) -> OpenChannel:
     """Channels with mutual TLS. Files are read anew for each channel, so that renewed ones are taken up."""
+    options = (*_OPTIONS, ("grpc.ssl_target_name_override", files.agent_name)) if files.agent_name else _OPTIONS
 
     def open_channel(target: str) -> grpc.aio.Channel:
         credentials = grpc.ssl_channel_credentials(
             files.agent_ca.read_bytes(), files.key.read_bytes(), files.certificate.read_bytes()
         )
-        return grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
+        return grpc.aio.secure_channel(target, credentials, options=options)
 
     return open_channel
 

@@ -20,6 +20,7 @@ from tidelane.operator.agents import OpenChannel
 from tidelane.operator.children import SERVICE_LABEL
 from tidelane.operator.control import Control
 from tidelane.operator.crd import GROUP, KIND, PLURAL, POLICY_PLURAL, VERSION
+from tidelane.operator.discovery import Agents
 from tidelane.operator.errors import Retry
 from tidelane.operator.kubernetes_cluster import KubernetesCluster
 from tidelane.operator.mirror import Mirror
@@ -43,7 +44,7 @@ _WATCHED: Final = {KIND: (GROUP, VERSION, PLURAL), **_CHILDREN}
 class OperatorSettings:
     """`namespaces` empty: all of them. `liveness` is a URL to serve, such as http://0.0.0.0:8080/healthz."""
 
-    agents: Collection[str]
+    agents: Agents
     namespaces: Collection[str] = ()
     liveness: str | None = None
     timing: Timing = field(default_factory=Timing)
@@ -65,7 +66,8 @@ async def run_operator(settings: OperatorSettings, client: ApiClient, open_chann
         # An operator of single namespaces may have no right to watch them, and looks at them each minute.
         _register_policy_events(registry, control)
     _register_probe(registry, control, watches)
-    await _started(control, settings.agents)
+    await _started(control, await settings.agents.look())
+    looking = asyncio.create_task(settings.agents.keep_looking(control.agents.follow), name="agents' addresses")
     refreshing = asyncio.create_task(watches.run(), name="refresh")
     try:
         await kopf.operator(
@@ -76,8 +78,9 @@ async def run_operator(settings: OperatorSettings, client: ApiClient, open_chann
             liveness_endpoint=settings.liveness,
         )
     finally:
-        refreshing.cancel()
-        await asyncio.gather(refreshing, return_exceptions=True)
+        for task in (looking, refreshing):
+            task.cancel()
+        await asyncio.gather(looking, refreshing, return_exceptions=True)
         await control.stop()
 
 
