@@ -226,7 +226,7 @@ def _memcpy_bytes_per_s() -> float:
 
 def _as_it_lies(rig: Rig) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of the first layer [tokens, dim], in order, not by way of the parts."""
-    layer = rig.host.memory[:, 0].view(torch.float32)[torch.tensor(rig.context.stored_slots)]
+    layer = rig.host.memory[:, 0].view(torch.float32)[rig.context.stored_slots]
     keys, values = layer.view(len(layer), 2, rig.layout.block_tokens, HEAD_DIM).unbind(1)
     left = rig.context.own(0, 0)
     return (

@@ -84,3 +84,13 @@ def test_a_query_that_sees_nothing_of_a_part_has_nothing_of_it() -> None:
     assert attended.log_sum.isneginf().tolist() == [[False, True]]
     torch.testing.assert_close(attended.out[0, 0], part.values[15, 0])
     assert attended.out[0, 1].tolist() == [0.0] * 8
+
+
+def test_half_as_many_bits_are_merged_in_float32() -> None:
+    chance = torch.Generator().manual_seed(6)
+    query = torch.randn(4, 20, 8, generator=chance).bfloat16()
+    keys, values = (torch.randn(120, 2, 8, generator=chance).bfloat16() for _ in range(2))
+    parts = [Part(first, keys[first : first + 40], values[first : first + 40]) for first in (80, 0, 40)]
+    merged = reduce(Attended.merged, (attend_part(query, 100, part, 0.3, None) for part in parts))
+    assert merged.out.dtype == torch.float32
+    torch.testing.assert_close(merged.out.double(), whole(query, keys, values, 0.3, 120), rtol=0.0, atol=2e-2)

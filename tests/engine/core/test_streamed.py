@@ -99,17 +99,17 @@ def test_a_pass_whose_parts_do_not_come_can_be_run_again(llama: Rig, monkeypatch
     context = llama.context(PROMPT)
     streamed = StreamedModel(llama.model, context)
     tokens = prompt()
-    whole_load, loads = HostMemory.load, []
+    load_run, loads = HostMemory.load_run, []
 
     def load_all_but_the_fifth(self: HostMemory, *arguments: object) -> None:
         loads.append(arguments)
         if len(loads) == 5:
             raise OSError("a bad page")
-        whole_load(self, *arguments)  # type: ignore[arg-type]
+        load_run(self, *arguments)  # type: ignore[arg-type]
 
     try:
         streamed.prefill(tokens[:448], CHUNK)
-        monkeypatch.setattr(HostMemory, "load", load_all_but_the_fifth)
+        monkeypatch.setattr(HostMemory, "load_run", load_all_but_the_fifth)
         with pytest.raises(LoadLost, match="layer 0 of KV from block 8 on"):
             streamed.run(tokens[448:])
         assert context.length == 448

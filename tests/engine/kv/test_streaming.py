@@ -86,18 +86,18 @@ def _numbers(keys: torch.Tensor, values: torch.Tensor) -> Iterator[tuple[float, 
 def test_the_next_part_comes_while_one_is_held_and_the_one_after_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = DeviceBlocks(first=0, part_blocks=1, own_blocks=2)
     pool, host = memory(blocks, 6)
-    whole_load, ended, asked = HostMemory.load, threading.Semaphore(0), 0
+    load_run, ended, asked = HostMemory.load_run, threading.Semaphore(0), 0
     begun: list[tuple[int, int]] = []
 
-    def load(self: HostMemory, pool: DevicePool, to: list[int], slots: list[int], layer: int) -> None:
-        begun.append((slots[0], asked))
-        whole_load(self, pool, to, slots, layer)
+    def load(self: HostMemory, pool: DevicePool, layer: int, first: int, slots: torch.Tensor) -> None:
+        begun.append((int(slots[0]), asked))
+        load_run(self, pool, layer, first, slots)
         ended.release()
 
-    monkeypatch.setattr(HostMemory, "load", load)
+    monkeypatch.setattr(HostMemory, "load_run", load)
     reader = PartReader(pool, host, blocks)
     try:
-        parts = reader.read(0, list(range(6)), 0)
+        parts = reader.read(0, torch.arange(6), 0)
         for number in range(6):
             # Two copies begin at once; asking for a part frees the buffer of the one before, for the one after.
             for _ in range(2 if number == 0 else int(2 <= number < 6)):

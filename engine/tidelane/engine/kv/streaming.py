@@ -70,21 +70,21 @@ class PartReader:
         # It does not give way to lanes, as other copies do: whoever streams computes nothing without it.
         self._thread = ThreadPoolExecutor(1, "kv-parts", partial(torch.set_num_threads, 1))
 
-    def read(self, layer: int, slots: Sequence[int], first_block: int) -> Iterator[Part]:
-        """A layer of blocks `first_block` and on of a sequence whose blocks lie in `slots`, in order.
+    def read(self, layer: int, slots: torch.Tensor, first_block: int) -> Iterator[Part]:
+        """A layer of blocks `first_block` and on of a sequence whose blocks lie in `slots` [blocks], in order.
 
         The first copies begin with the call, and a part holds until the next is asked for. One read at a time. Raises
         LoadLost if a part does not come.
         """
         size = self._blocks.part_blocks
-        spans = [(at, list(slots[at : at + size])) for at in range(first_block, len(slots), size)]
+        spans = [(at, slots[at : at + size]) for at in range(first_block, len(slots), size)]
         copies = [self._copy(layer, number % 2, slots) for number, (_, slots) in enumerate(spans[:2])]
         return self._parts(layer, spans, copies)
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
 
-    def _parts(self, layer: int, spans: list[tuple[int, list[int]]], copies: list[Future[None]]) -> Iterator[Part]:
+    def _parts(self, layer: int, spans: list[tuple[int, torch.Tensor]], copies: list[Future[None]]) -> Iterator[Part]:
         tokens = self._pool.layout.block_tokens
         try:
             for number, (block, slots) in enumerate(spans):
@@ -101,10 +101,9 @@ class PartReader:
             for copy in copies:
                 copy.cancel()
 
-    def _copy(self, layer: int, buffer: int, slots: Sequence[int]) -> Future[None]:
+    def _copy(self, layer: int, buffer: int, slots: torch.Tensor) -> Future[None]:
         first = self._blocks.first + buffer * self._blocks.part_blocks
-        blocks = range(first, first + len(slots))
-        return self._thread.submit(torch.inference_mode()(self._host.load), self._pool, blocks, slots, layer)
+        return self._thread.submit(torch.inference_mode()(self._host.load_run), self._pool, layer, first, slots)
 
 
 class StreamedContext:
@@ -125,7 +124,7 @@ class StreamedContext:
         self._pool = pool
         self._host = host
         self._blocks = blocks
-        self._slots = list(slots)
+        self._slots = torch.tensor(slots)
         self._reader = PartReader(pool, host, blocks)
         self._stored_blocks = 0
         self.length = 0
@@ -141,8 +140,8 @@ class StreamedContext:
         return self._stored_blocks * self._pool.layout.block_tokens
 
     @property
-    def stored_slots(self) -> list[int]:
-        """Host slots of the stored tokens, in order."""
+    def stored_slots(self) -> torch.Tensor:
+        """Host slots of the stored tokens [blocks], in order."""
         return self._slots[: self._stored_blocks]
 
     def check(self, rows: int) -> None:
@@ -171,17 +170,16 @@ class StreamedContext:
     @torch.inference_mode()
     def advance(self, rows: int) -> None:
         """The pass has written its `rows` tokens to all layers: full blocks go to host memory, and leave the device."""
-        tokens = self._pool.layout.block_tokens
-        self.length += rows
-        full = (self.length - self.stored) // tokens
-        if full == 0:
-            return
-        first, slots = self._blocks.first_own, self._slots[self._stored_blocks : self._stored_blocks + full]
-        self._host.store(self._pool, range(first, first + full), slots)
-        self._stored_blocks += full
-        left, end = self.length - self.stored, self._own_slot + full * tokens
-        for part in (*self._pool.keys, *self._pool.values):
-            part[self._own_slot : self._own_slot + left].copy_(part[end : end + left])
+        tokens, length = self._pool.layout.block_tokens, self.length + rows
+        full = (length - self.stored) // tokens
+        if full > 0:
+            first, slots = self._blocks.first_own, self._slots[self._stored_blocks : self._stored_blocks + full]
+            self._host.store(self._pool, range(first, first + full), slots.tolist())
+            self._stored_blocks += full
+            left, end = length - self.stored, self._own_slot + full * tokens
+            for part in (*self._pool.keys, *self._pool.values):
+                part[self._own_slot : self._own_slot + left].copy_(part[end : end + left])
+        self.length = length
 
     def close(self) -> None:
         """No copy is under way any more."""
