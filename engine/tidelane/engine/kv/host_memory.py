@@ -53,9 +53,13 @@ class HostMemory:
                 store(pool, layer, first, places)
 
     def load(self, pool: DevicePool, blocks: Sequence[int], slots: Sequence[int], layer: int) -> None:
-        load = self._load_as_it_is if self.codec is RAW else self._load_encoded
         for first, at, count in runs(blocks):
-            load(pool, layer, first, torch.tensor(slots[at : at + count]))
+            self.load_run(pool, layer, first, torch.tensor(slots[at : at + count]))
+
+    def load_run(self, pool: DevicePool, layer: int, first: int, slots: torch.Tensor) -> None:
+        """Adjacent blocks from `first` on, of `slots` [blocks]: a block costs the time of its bytes, and no more."""
+        load = self._load_as_it_is if self.codec is RAW else self._load_encoded
+        load(pool, layer, first, slots)
 
     def _store_as_it_is(self, pool: DevicePool, layer: int, first: int, places: torch.Tensor) -> None:
         for device, host in self._parts(pool, layer):

@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from tidelane.engine.model.batch import RaggedBatch, Segment
+from tidelane.engine.model.streamed import StreamedBatch
 
 NAME = "tidelane_paged"
 
@@ -46,7 +47,7 @@ def paged_attention(
     attention_mask: torch.Tensor | None,  # noqa: ARG001 - transformers passes it; the ragged batch says it all
     scaling: float | None = None,
     sliding_window: int | None = None,
-    ragged: RaggedBatch | None = None,
+    ragged: RaggedBatch | StreamedBatch | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Returns [1, rows, heads, value_dim]. A sliding window of W lets a token see itself and the W - 1 before it."""
@@ -54,6 +55,8 @@ def paged_attention(
         raise ValueError("paged attention needs its batch: pass ragged= to the model")
     refuse_special_attention(options)
     layer: int = module.layer_idx  # type: ignore[assignment]
+    if isinstance(ragged, StreamedBatch):
+        return ragged.attend(layer, query, key, value, scaling, sliding_window), None
     for arrival in ragged.arrivals:
         arrival.wait(layer)
     keys, values = ragged.pool.keys[layer], ragged.pool.values[layer]
