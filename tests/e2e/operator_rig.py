@@ -96,11 +96,13 @@ class OperatorRig:
         engine = (sys.executable, str(_ENGINE), "--switches", str(self._switches), "--journal", str(self._journal))
         return ("--address", self.address, "--engine-command", shlex.join(engine))
 
-    def start_operator(self, *arguments: str, everywhere: bool = False, agents_at: str = "127.0.0.1") -> None:
+    def start_operator(
+        self, *arguments: str, everywhere: bool = False, agents_at: str = "127.0.0.1", name: str = "operator"
+    ) -> None:
         agents = [word for port in self._ports.values() for word in ("--agents", f"{agents_at}:{port}")]
         scope = () if everywhere else ("--namespace", self.namespace)
         common = ("--kubeconfig", str(self.cluster.kubeconfig), "--log-level", "debug")
-        self._start("operator", "operator", *agents, *scope, *common, *arguments)
+        self._start(name, "operator", *agents, *scope, *common, *arguments)
 
     def end(self, name: str, number: signal.Signals = signal.SIGTERM) -> int:
         process = self.processes.pop(name)

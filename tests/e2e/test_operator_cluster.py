@@ -10,7 +10,7 @@ import pytest
 from cluster.harness import Cluster
 from control_plane.cluster_contract import ClusterContract
 from tidelane.operator.crd import KIND
-from tidelane.operator.errors import Retry
+from tidelane.operator.errors import Deposed, Retry
 from tidelane.operator.kubernetes_cluster import KubernetesCluster, connect
 from tidelane.operator.resources import ObjectRef
 
@@ -47,6 +47,14 @@ async def test_without_a_right_to_policies_and_namespaces_it_goes_on(installed: 
         assert await KubernetesCluster(client).namespaces() == {}
         named = {"kubernetes.io/metadata.name": namespace}
         assert await KubernetesCluster(client, [namespace]).namespaces() == {namespace: named}
+
+
+async def test_who_may_not_write_still_reads(installed: Cluster, namespace: str) -> None:
+    async with await connect(str(installed.kubeconfig)) as client:
+        deposed = KubernetesCluster(client, [namespace], may_write=lambda: False)
+        assert set(await deposed.namespaces()) == {namespace}
+        with pytest.raises(Deposed):
+            await deposed.delete_child("Service", ObjectRef(namespace, "chat"), "uid")
 
 
 class TestKubernetesCluster(ClusterContract):

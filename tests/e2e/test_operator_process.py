@@ -223,16 +223,57 @@ def test_an_agent_gone_for_good_holds_a_deletion_until_it_is_forced(serving: Ope
     until(lambda: serving.engines() == [], "the engine is stopped")
 
 
+def test_of_two_operators_one_acts_and_the_other_takes_over(rig: OperatorRig) -> None:
+    lease = ("--lease", f"{rig.namespace}/operator")
+    url = f"http://127.0.0.1:{free_port()}/healthz"
+    rig.start_agent()
+    rig.start_operator(*lease, name="first")
+
+    def holder() -> str:
+        found = rig.get("lease", "operator") or {"spec": {}}
+        return str(found["spec"].get("holderIdentity", ""))
+
+    first = until(holder, "someone acts")
+    rig.start_operator(*lease, "--liveness", url, name="second")
+    until(lambda: probed(url) == {"control": "standing by"}, "the one that stands by answers its probe")
+    rig.apply(manifest())
+    placed = rig.until_serving()["status"]["placements"]
+    (engine,) = rig.engines()
+
+    rig.processes["first"].send_signal(signal.SIGSTOP)
+    until(lambda: holder() not in ("", first), "the second takes over")
+    rig.apply(manifest(slo=slo("900ms")))
+    written = rig.until_serving(2)["metadata"]["resourceVersion"]
+    rig.processes["first"].send_signal(signal.SIGCONT)
+    assert rig.processes.pop("first").wait(timeout=30) == 1
+    after = rig.until_serving(2)
+    assert (after["status"]["placements"], rig.engines()) == (placed, [engine])
+    assert after["metadata"]["resourceVersion"] == written
+
+    # One that ends in peace leaves the Lease to the next at once; one that is killed does not.
+    rig.start_operator(*lease, name="third")
+    second = holder()
+    rig.end("second", signal.SIGKILL)
+    until(lambda: holder() not in ("", second), "the third takes over")
+    rig.apply(manifest(slo=slo("800ms")))
+    assert rig.until_serving(3)["status"]["placements"] == placed
+    assert rig.engines() == [engine]
+    assert rig.end("third") == 0
+    assert holder() == ""
+
+
 def test_liveness(rig: OperatorRig) -> None:
     rig.start_agent()
     url = f"http://127.0.0.1:{free_port()}/healthz"
     rig.start_operator("--liveness", url)
 
-    def alive() -> bool:
-        try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                return bool(json.load(answer) == {"control": "alive"})
-        except OSError:
-            return False
+    until(lambda: probed(url) == {"control": "alive"}, "the probe answers")
 
-    until(alive, "the probe answers")
+
+def probed(url: str) -> Any:
+    """What a liveness probe is answered; None while nobody listens."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return json.load(answer)
+    except OSError:
+        return None

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from tidelane.engine.slo import Slo
 from tidelane.operator.agents import AgentPool, plain_channel
-from tidelane.operator.errors import CannotRun, NoRoom, Retry
+from tidelane.operator.errors import CannotRun, Deposed, NoRoom, Retry
 from tidelane.operator.node_state import Change
 from tidelane.operator.observation import Phase
 from tidelane.operator.resources import ObjectRef
@@ -61,7 +61,8 @@ class Rig:
         self.changes: list[tuple[str, Change]] = []
         self.now_s = 0.0
         self._told = asyncio.Event()
-        self.pool = AgentPool(plain_channel, lambda: self.now_s, self._changed)
+        self.may_act = True
+        self.pool = AgentPool(plain_channel, lambda: self.now_s, self._changed, lambda: self.may_act)
         self._server: grpc.aio.Server | None = None
         self.port = 0
 
@@ -123,6 +124,20 @@ async def test_a_node_is_known_once_heard(rig: Rig) -> None:
     assert (replica.phase, replica.host, replica.port) == (Phase.READY, "10.0.0.1", 8000)
     assert replica.measured is None
     assert rig.changes == [("a", Change(services=frozenset({ObjectRef("default", "chat")}), room=True))]
+
+
+async def test_who_may_not_act_tells_no_agent_anything_and_still_hears_them(rig: Rig) -> None:
+    rig.may_act = False
+    await rig.agent.statuses.put(node_status("a", replica_status()))
+    await rig.until(lambda: "a" in rig.pool.nodes())
+    with pytest.raises(Deposed):
+        await rig.pool.apply("a", SPEC)
+    with pytest.raises(Deposed):
+        await rig.pool.remove("a", REF, 30.0)
+    assert rig.agent.removed == []
+    rig.may_act = True
+    await rig.pool.remove("a", REF, 30.0)
+    assert len(rig.agent.removed) == 1
 
 
 async def test_what_is_told_apart(rig: Rig) -> None:

@@ -12,12 +12,14 @@ from pathlib import Path
 from tidelane.cli.numbers import seconds
 from tidelane.operator.agents import OpenChannel, TlsFiles, plain_channel, tls_channels
 from tidelane.operator.discovery import Agents
-from tidelane.operator.errors import NoCluster
+from tidelane.operator.errors import Deposed, NoCluster
 from tidelane.operator.handlers import OperatorSettings, run_operator
 from tidelane.operator.kubernetes_cluster import connect
 from tidelane.operator.observation import Timing
+from tidelane.operator.resources import ObjectRef
 
-_DESCRIPTION = """Watches InferenceServices in a cluster and has the agents on its nodes run them. Run one at a time."""
+_DESCRIPTION = """Watches InferenceServices in a cluster and has the agents on its nodes run them. Run one at a time, or
+several with the same --lease, of which one acts."""
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,6 +31,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--kubeconfig", type=Path, metavar="FILE", help="which cluster (in a pod: its own; else the usual file)")
     add("--namespace", action="append", default=[], metavar="NAME", help="only this one; repeatable (all)")
     add("--liveness", metavar="URL", help="serve a liveness probe there, such as http://0.0.0.0:8080/healthz")
+    add("--lease", metavar="NAMESPACE/NAME",
+        help="of several operators with this the one that holds that Lease acts, and the others stand by")  # fmt: skip
     add("--unreachable-after", type=seconds, default=usual.unreachable_s, metavar="S",
         help="without its agent for so long, a replica is not ready (%(default)s)")  # fmt: skip
     add("--move-after", type=seconds, default=usual.move_s, metavar="S",
@@ -58,6 +62,11 @@ def run(args: argparse.Namespace) -> int:
     except (NoCluster, ValueError) as error:
         print(f"tidelane operator: {error}", file=sys.stderr)
         return 2
+    except Deposed as error:
+        print(f"tidelane operator: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # while it stands by
+        return 130
     return 0
 
 
@@ -66,11 +75,21 @@ async def _run(args: argparse.Namespace, agents: Agents, open_channel: OpenChann
         agents=agents,
         namespaces=args.namespace,
         liveness=args.liveness,
+        lease=_lease(args.lease),
         timing=Timing(unreachable_s=args.unreachable_after, move_s=args.move_after, forget_s=args.forget_after),
     )
     client = await connect(str(args.kubeconfig) if args.kubeconfig else None)
     async with client:
         await run_operator(settings, client, open_channel)
+
+
+def _lease(written: str | None) -> ObjectRef | None:
+    if written is None:
+        return None
+    namespace, _, name = written.partition("/")
+    if not namespace or not name or "/" in name:
+        raise ValueError(f"--lease: {written} must be NAMESPACE/NAME, such as tidelane-system/tidelane-operator")
+    return ObjectRef(namespace, name)
 
 
 def _channels(args: argparse.Namespace) -> OpenChannel:

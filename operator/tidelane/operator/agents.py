@@ -13,7 +13,7 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from tidelane.operator.errors import CannotRun, NoRoom, Retry
+from tidelane.operator.errors import CannotRun, Deposed, NoRoom, Retry
 from tidelane.operator.node_state import Change, compare, node_of, with_replica
 from tidelane.operator.observation import Node
 from tidelane.rpc import node_agent_pb2 as pb
@@ -80,12 +80,20 @@ class _Heard:
 
 
 class AgentPool:
-    """Follows agents by their addresses. `changed` hears the node's name and what is new there."""
+    """Follows agents by their addresses. `changed` hears the node's name and what is new there.
+
+    No agent is told anything unless `may_act`: that raises Deposed instead.
+    """
 
     def __init__(
-        self, open_channel: OpenChannel, clock: Callable[[], float], changed: Callable[[str, Change], None]
+        self,
+        open_channel: OpenChannel,
+        clock: Callable[[], float],
+        changed: Callable[[str, Change], None],
+        may_act: Callable[[], bool] = lambda: True,
     ) -> None:
         self._open_channel = open_channel
+        self._may_act = may_act
         self._clock = clock
         self._changed = changed
         self._heard: dict[str, _Heard] = {}
@@ -155,6 +163,8 @@ class AgentPool:
         heard = self._heard.get(node_name)
         if heard is None or heard.lost_at_s is not None:
             raise Retry(f"agent of {node_name} is not connected")
+        if not self._may_act():
+            raise Deposed(f"agent of {node_name}: another operator may act by now")
         return heard
 
     async def _follow(self, target: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -25,13 +25,18 @@ _POLICIES: Final = ObjectRef("", POLICY_PLURAL)
 class Control:
     """Everything that happens leads to a name in the queue; the queue leads to `reconcile`.
 
-    `namespaces` empty: all of them.
+    `namespaces` empty: all of them. `may_act`: no other operator does.
     """
 
     def __init__(
-        self, cluster: Cluster, open_channel: OpenChannel, timing: Timing, namespaces: Collection[str] = ()
+        self,
+        cluster: Cluster,
+        open_channel: OpenChannel,
+        timing: Timing,
+        namespaces: Collection[str] = (),
+        may_act: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.agents = AgentPool(open_channel, time.monotonic, self._node_changed)
+        self.agents = AgentPool(open_channel, time.monotonic, self._node_changed, may_act)
         self._timing = timing
         self._namespaces = frozenset(namespaces)
         self._policies = PolicyReconciler(cluster, lambda: datetime.now(UTC), timing, self._targets_changed)

@@ -22,6 +22,10 @@ class Conflict(Retry):
         super().__init__(message, after_s=0.0)
 
 
+class Deposed(Retry):
+    """Another operator may act by now: whatever this was, it is that one's to do."""
+
+
 class NoCluster(OperatorError):
     """There is nothing to connect to: the user must say where the cluster is."""
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
-from collections.abc import Collection
+import uuid
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,8 +25,12 @@ from tidelane.operator.crd import GROUP, KIND, PLURAL, POLICY_PLURAL, VERSION
 from tidelane.operator.discovery import Agents
 from tidelane.operator.errors import Retry
 from tidelane.operator.kubernetes_cluster import KubernetesCluster
+from tidelane.operator.kubernetes_lease import KubernetesLease
+from tidelane.operator.lease import Candidate
 from tidelane.operator.mirror import Mirror
 from tidelane.operator.observation import Timing
+from tidelane.operator.resources import ObjectRef
+from tidelane.operator.standby import act_in_turn
 from tidelane.operator.watched_cluster import WatchedCluster
 from tidelane.operator.watches import Watches, live_by_task_name
 
@@ -42,19 +48,43 @@ _WATCHED: Final = {KIND: (GROUP, VERSION, PLURAL), **_CHILDREN}
 
 @dataclass(frozen=True, slots=True)
 class OperatorSettings:
-    """`namespaces` empty: all of them. `liveness` is a URL to serve, such as http://0.0.0.0:8080/healthz."""
+    """`namespaces` empty: all of them. `liveness` is a URL to serve, such as http://0.0.0.0:8080/healthz.
+
+    `lease` is for several operators, of which one acts; None: this is the only one.
+    """
 
     agents: Agents
     namespaces: Collection[str] = ()
     liveness: str | None = None
     timing: Timing = field(default_factory=Timing)
+    lease: ObjectRef | None = None
 
 
 async def run_operator(settings: OperatorSettings, client: ApiClient, open_channel: OpenChannel) -> None:
-    """Until cancelled or told to stop by a signal."""
+    """Until cancelled or told to stop by a signal. Raises Deposed when another operator has taken over."""
+    if settings.lease is None:
+        await _act(settings, client, open_channel, lambda: True, asyncio.Event())
+        return
+    # Never another process's name, not even that of one in the same pod before.
+    me = f"{socket.gethostname()}_{uuid.uuid4()}"
+    candidate = Candidate(KubernetesLease(client, settings.lease), me, time.monotonic)
+    await act_in_turn(
+        candidate,
+        settings.liveness,
+        lambda deposed: _act(settings, client, open_channel, lambda: candidate.acts, deposed),
+    )
+
+
+async def _act(
+    settings: OperatorSettings,
+    client: ApiClient,
+    open_channel: OpenChannel,
+    may_act: Callable[[], bool],
+    stop: asyncio.Event,
+) -> None:
     mirror = Mirror(lambda ref: control.object_changed(ref), time.monotonic)
-    cluster = WatchedCluster(KubernetesCluster(client, settings.namespaces, mirror.saw), mirror)
-    control = Control(cluster, open_channel, settings.timing, settings.namespaces)
+    cluster = WatchedCluster(KubernetesCluster(client, settings.namespaces, mirror.saw, may_act), mirror)
+    control = Control(cluster, open_channel, settings.timing, settings.namespaces, may_act)
     # So kopf names the tasks that watch.
     tasks = {kind: f"watcher for {plural}." for kind, (_, _, plural) in _WATCHED.items()}
     watches = Watches(mirror, cluster, _WATCHED, live_by_task_name(tasks), time.monotonic)
@@ -66,7 +96,7 @@ async def run_operator(settings: OperatorSettings, client: ApiClient, open_chann
         # An operator of single namespaces may have no right to watch them, and looks at them each minute.
         _register_policy_events(registry, control)
     _register_probe(registry, control, watches)
-    await _started(control, await settings.agents.look())
+    await _started(control, await settings.agents.look(), stop)
     looking = asyncio.create_task(settings.agents.keep_looking(control.agents.follow), name="agents' addresses")
     refreshing = asyncio.create_task(watches.run(), name="refresh")
     try:
@@ -76,6 +106,7 @@ async def run_operator(settings: OperatorSettings, client: ApiClient, open_chann
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
             liveness_endpoint=settings.liveness,
+            stop_flag=stop,
         )
     finally:
         for task in (looking, refreshing):
@@ -84,8 +115,8 @@ async def run_operator(settings: OperatorSettings, client: ApiClient, open_chann
         await control.stop()
 
 
-async def _started(control: Control, agents: Collection[str]) -> None:
-    while True:
+async def _started(control: Control, agents: Collection[str], stop: asyncio.Event) -> None:
+    while not stop.is_set():
         try:
             await control.start(agents)
         except Retry as error:

@@ -19,7 +19,7 @@ from typing_extensions import override
 from tidelane.operator.children import SERVICE_LABEL
 from tidelane.operator.cluster import Cluster
 from tidelane.operator.crd import API_VERSION, GROUP, KIND, PLURAL, POLICY_PLURAL, VERSION
-from tidelane.operator.errors import Conflict, NoCluster, Retry
+from tidelane.operator.errors import Conflict, Deposed, NoCluster, Retry
 from tidelane.operator.policies import NAME_LABEL, Labels, PolicyStatus
 from tidelane.operator.reports import Report
 from tidelane.operator.resources import ObjectRef, RawObject, Status
@@ -69,15 +69,20 @@ class Listed:
 
 
 class KubernetesCluster(Cluster):
-    """`namespaces` empty: all of them. `told` hears every object that the API server answers with, but for lists."""
+    """`namespaces` empty: all of them. `told` hears every object that the API server answers with, but for lists.
+
+    Nothing is written unless `may_write`: it raises Deposed instead.
+    """
 
     def __init__(
         self,
         client: ApiClient,
         namespaces: Collection[str] = (),
         told: Callable[[RawObject], object] = lambda _: None,
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         self._client = client
+        self._may_write = may_write
         self._namespaces: Sequence[str | None] = [*namespaces] or [None]
         self._told = told
 
@@ -220,6 +225,8 @@ class KubernetesCluster(Cluster):
         content_type: str = "application/json",
     ) -> Any:
         """The answer; None where there is no such object."""
+        if method != "GET" and not self._may_write():
+            raise Deposed(f"{method} {path}: another operator may act by now")
         try:
             return await self._client.call_api(
                 path,

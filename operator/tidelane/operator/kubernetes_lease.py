@@ -1,0 +1,79 @@
+"""A Lease of coordination.k8s.io/v1, as `lease` wants it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import aiohttp
+from kubernetes_asyncio.client import ApiClient, CoordinationV1Api, V1Lease, V1LeaseSpec, V1ObjectMeta
+from kubernetes_asyncio.client.exceptions import ApiException
+
+from tidelane.operator.errors import Conflict, Retry
+from tidelane.operator.lease import Record
+from tidelane.operator.resources import ObjectRef
+
+_ABSENT: Final = 404
+_CONFLICT: Final = 409
+# Well within the time that a holder may act without a renewal, so that a hanging call is tried again.
+_TIMEOUT_S: Final = 4.0
+
+
+class KubernetesLease:
+    def __init__(self, client: ApiClient, ref: ObjectRef) -> None:
+        self._api = CoordinationV1Api(client)
+        self._ref = ref
+
+    async def read(self) -> Record | None:
+        try:
+            return _record(await self._call(self._api.read_namespaced_lease(self._ref.name, self._ref.namespace)))
+        except _Absent:
+            return None
+
+    async def create(self, holder: str, duration_s: float) -> Record:
+        body = self._lease(holder, duration_s, 0, version=None)
+        return _record(await self._call(self._api.create_namespaced_lease(self._ref.namespace, body)))
+
+    async def replace(self, record: Record, holder: str, duration_s: float, transitions: int) -> Record:
+        body = self._lease(holder, duration_s, transitions, version=record.version)
+        call = self._api.replace_namespaced_lease(self._ref.name, self._ref.namespace, body)
+        return _record(await self._call(call))
+
+    def _lease(self, holder: str, duration_s: float, transitions: int, version: str | None) -> V1Lease:
+        # The times are for people and other tools: no operator compares them with its own.
+        spec = V1LeaseSpec(
+            holder_identity=holder,
+            lease_duration_seconds=int(duration_s),
+            lease_transitions=transitions,
+            renew_time=datetime.now(UTC),
+        )
+        metadata = V1ObjectMeta(name=self._ref.name, namespace=self._ref.namespace, resource_version=version)
+        return V1Lease(metadata=metadata, spec=spec)
+
+    async def _call(self, call: Awaitable[Any]) -> Any:
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                return await call
+        except ApiException as error:
+            text = f"Lease {self._ref}: {error.status} {error.reason}"
+            if error.status == _CONFLICT:
+                raise Conflict(text) from error
+            raise (_Absent if error.status == _ABSENT else Retry)(text) from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise Retry(f"Lease {self._ref}: {error!r}") from error
+
+
+class _Absent(Retry):
+    """There is no such Lease, or no such namespace."""
+
+
+def _record(lease: Any) -> Record:
+    spec = lease.spec
+    return Record(
+        holder=spec.holder_identity or "",
+        version=lease.metadata.resource_version,
+        duration_s=float(spec.lease_duration_seconds or 0),
+        transitions=spec.lease_transitions or 0,
+    )
