@@ -21,9 +21,11 @@ CRDS = Path(__file__).parents[2] / "crds"
 
 @pytest.fixture(scope="session")
 def installed(cluster: Cluster) -> Cluster:
-    """The cluster with every CRD established."""
+    """The cluster with every CRD established, and served."""
     cluster.kubectl("apply", "-f", str(CRDS))
     cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    # Established kinds may be answered with 429 for a moment, "storage is (re)initializing"; kubectl tries again.
+    cluster.kubectl("get", "inferenceservices,slopolicies,modelprofiles", "-A")
     return cluster
 
 

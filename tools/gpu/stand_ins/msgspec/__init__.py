@@ -11,6 +11,6 @@ class Struct:
     @override
     def __init_subclass__(cls, *, frozen: bool = False, tag: bool = False) -> None:
         for name, value in list(vars(cls).items()):
-            if isinstance(value, (dict, list)) and not name.startswith("__"):
+            if isinstance(value, (dict, list, set)) and not name.startswith("__"):
                 setattr(cls, name, field(default_factory=type(value)))
         dataclass(frozen=frozen)(cls)
