@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelane.operator.errors import Conflict, Retry
+from tidelane.operator.errors import Conflict, Deposed, Retry
 from tidelane.operator.lease import Candidate, LeaseTiming, Record, may_take
+from tidelane.operator.standby import act_in_turn
 
 TIMING = LeaseTiming()
 
@@ -118,6 +119,29 @@ def test_a_renewal_counts_from_when_it_was_begun() -> None:
     assert not attempt(one)  # a read and a write, each of them that slow
     world.slow_s = 0.0
     assert attempt(one)
+
+
+async def test_a_fault_while_renewing_ends_the_turn_and_a_clean_end_gives_back() -> None:
+    world = World()
+    candidate = Candidate(world, "one", lambda: world.now_s, replace(TIMING, every_s=0.0))
+
+    async def broken() -> Record | None:
+        raise ZeroDivisionError
+
+    async def act(deposed: asyncio.Event) -> None:
+        world.read = broken  # type: ignore[method-assign]
+        async with asyncio.timeout(30):
+            await deposed.wait()
+
+    async def end(_: asyncio.Event) -> None:
+        """At once."""
+
+    await act_in_turn(candidate, None, end)
+    assert world.record is not None
+    assert world.record.holder == ""
+    with pytest.raises(Deposed) as deposed:
+        await act_in_turn(candidate, None, act)
+    assert isinstance(deposed.value.__cause__, ZeroDivisionError)
 
 
 STEP = st.tuples(

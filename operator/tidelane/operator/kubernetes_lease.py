@@ -12,7 +12,7 @@ from kubernetes_asyncio.client import ApiClient, CoordinationV1Api, V1Lease, V1L
 from kubernetes_asyncio.client.exceptions import ApiException
 
 from tidelane.operator.errors import Conflict, Retry
-from tidelane.operator.lease import Record
+from tidelane.operator.lease import LeaseTiming, Record
 from tidelane.operator.resources import ObjectRef
 
 _ABSENT: Final = 404
@@ -70,10 +70,10 @@ class _Absent(Retry):
 
 
 def _record(lease: Any) -> Record:
-    spec = lease.spec
+    spec = lease.spec or V1LeaseSpec()  # both are optional: one without a holder is free
     return Record(
         holder=spec.holder_identity or "",
         version=lease.metadata.resource_version,
-        duration_s=float(spec.lease_duration_seconds or 0),
+        duration_s=float(spec.lease_duration_seconds or LeaseTiming().duration_s),
         transitions=spec.lease_transitions or 0,
     )

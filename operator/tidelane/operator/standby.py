@@ -38,19 +38,23 @@ async def act_in_turn(
     keeping = asyncio.create_task(_keep(candidate, deposed), name="lease")
     try:
         await act(deposed)
+        lost = deposed.is_set()
     finally:
         keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
-    if deposed.is_set():
-        raise Deposed("the Lease was not renewed in time: another operator may act by now")
+        (fault,) = await asyncio.gather(keeping, return_exceptions=True)
+    if lost:
+        raise Deposed("the Lease was not renewed in time: another operator may act by now") from fault
     await candidate.give_back()
 
 
 async def _keep(candidate: Candidate, deposed: asyncio.Event) -> None:
-    while candidate.acts:
-        await candidate.attempt()
-        await asyncio.sleep(candidate.every_s)
-    deposed.set()
+    try:
+        while candidate.acts:
+            await candidate.attempt()
+            await asyncio.sleep(candidate.every_s)
+    finally:
+        # Also after a fault: who does not renew must not live on, answering probes and writing nothing.
+        deposed.set()
 
 
 @asynccontextmanager
