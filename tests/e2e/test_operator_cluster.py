@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from cluster.harness import Cluster
 from control_plane.cluster_contract import ClusterContract
+from control_plane.lease_contract import LeasesContract
 from tidelane.operator.crd import KIND
 from tidelane.operator.errors import Deposed, Retry
 from tidelane.operator.kubernetes_cluster import KubernetesCluster, connect
+from tidelane.operator.kubernetes_lease import KubernetesLease
 from tidelane.operator.resources import ObjectRef
 
 pytestmark = pytest.mark.cluster
@@ -55,6 +58,30 @@ async def test_who_may_not_write_still_reads(installed: Cluster, namespace: str)
         assert set(await deposed.namespaces()) == {namespace}
         with pytest.raises(Deposed):
             await deposed.delete_child("Service", ObjectRef(namespace, "chat"), "uid")
+
+
+@pytest.fixture
+async def leases(installed: Cluster, namespace: str) -> AsyncIterator[KubernetesLease]:
+    async with await connect(str(installed.kubeconfig)) as client:
+        yield KubernetesLease(client, ObjectRef(namespace, "operator"))
+
+
+class TestKubernetesLease(LeasesContract):
+    async def test_one_that_says_nothing_is_free(
+        self, leases: KubernetesLease, installed: Cluster, namespace: str
+    ) -> None:
+        empty = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "operator"}}
+        installed.kubectl("create", "-f", "-", namespace=namespace, stdin=json.dumps(empty))
+        found = await leases.read()
+        assert found is not None
+        assert (found.holder, found.duration_s) == ("", 15)
+        assert (await leases.replace(found, "one", 15, 1)).holder == "one"
+
+    async def test_a_missing_right_is_named(self, installed: Cluster, namespace: str) -> None:
+        async with await connect(str(installed.kubeconfig)) as client:
+            client.set_default_header("Impersonate-User", "nobody")
+            with pytest.raises(Retry, match="403 no right to it: get, create and update on leases"):
+                await KubernetesLease(client, ObjectRef(namespace, "operator")).read()
 
 
 class TestKubernetesCluster(ClusterContract):

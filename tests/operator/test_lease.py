@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from control_plane.lease_contract import LeasesContract
 from tidelane.operator.errors import Conflict, Deposed, Retry
 from tidelane.operator.lease import Candidate, LeaseTiming, Record, may_take
 from tidelane.operator.standby import act_in_turn
@@ -24,6 +25,7 @@ class World:
         self.now_s = 0.0
         self.record: Record | None = None
         self.slow_s = 0.0
+        self.meanwhile: Candidate | None = None  # tries while another one does, between its read and its write
         self.lost: str | None = None  # "before" or "after"
         self.writes = 0
 
@@ -34,6 +36,9 @@ class World:
         self._answer("before")
         found = self.record
         self._answer("after")
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            await meanwhile.attempt()
         return found
 
     async def create(self, holder: str, duration_s: float) -> Record:
@@ -58,6 +63,29 @@ class World:
         self.now_s += self.slow_s / 2
         if self.lost == when:
             raise Retry("lost")
+
+
+@pytest.fixture
+def leases() -> World:
+    return World()
+
+
+class TestWorld(LeasesContract):
+    pass
+
+
+def test_of_two_that_find_it_free_at_once_one_takes_it() -> None:
+    world = World()
+    one, two = world.candidate("one"), world.candidate("two")
+    attempt(one)
+    world.now_s = TIMING.duration_s
+    three = world.candidate("three")
+    attempt(two)
+    attempt(three)
+    world.now_s = 2 * TIMING.duration_s
+    world.meanwhile = three
+    attempt(two)
+    assert (two.acts, three.acts) == (False, True)
 
 
 def attempt(candidate: Candidate) -> bool:
@@ -150,16 +178,18 @@ STEP = st.tuples(
     st.sampled_from([0.0, 0.0, 0.1, 3.0, 12.0]),
     st.sampled_from([None, None, None, "before", "after"]),
     st.sampled_from(["attempt"] * 6 + ["give back", "restart"]),
+    st.sampled_from([None, None, 0, 1, 2]),  # who else tries meanwhile
 )
 
 
 @given(st.lists(STEP, max_size=60))
-def test_never_two_act(steps: list[tuple[int, float, float, str | None, str]]) -> None:
+def test_never_two_act(steps: list[tuple[int, float, float, str | None, str, int | None]]) -> None:
     world = World()
     candidates = [world.candidate(name) for name in "abc"]
-    for number, (at, rest_s, slow_s, lost, what) in enumerate(steps):
+    for number, (at, rest_s, slow_s, lost, what, other) in enumerate(steps):
         world.now_s += rest_s
         world.slow_s, world.lost = slow_s, lost
+        world.meanwhile = None if other in (None, at) else candidates[other]
         if what == "restart":
             candidates[at] = world.candidate(f"{at} at {number}")
         elif what == "give back":

@@ -168,19 +168,5 @@ class SimulatedNode(Node):
         return self._replicas.keys()
 
     @override
-    def _begin(self, ref: ReplicaRef, record: Record) -> None:
-        around = Surroundings(
-            engine_command=(),
-            address=self._settings.address,
-            model_store=None,
-            restart=self._settings.restart,
-            limits=self._settings.limits,
-            clock=self._clock,
-            wall_clock=self._wall_clock,
-            devices=lambda: self._devices,
-            taken_ports=self._taken_ports,
-            changed=self._changed,
-        )
-        replica = SimulatedReplica(record, self, around)
-        self._replicas[ref] = replica
-        self._tasks[ref] = self._own(self._run(replica))
+    def _replica(self, record: Record, around: Surroundings) -> Replica:
+        return SimulatedReplica(record, self, around)

@@ -52,7 +52,7 @@ def show_crash(told: Crashed) -> None:
         "blocks committed before the kills": told.committed,
         "of them whole in the file after the kill": _of(told.kept, told.committed),
         "of them hit again": _of(told.hit, told.committed),
-        "blocks that made room before they could be": sum(life.evicted for life in told.lives),
+        "older blocks that made room meanwhile": sum(life.evicted for life in told.lives),
         "records torn by a kill, each of them a miss": sum(life.torn for life in told.lives),
         "seconds": round(told.seconds),
     }

@@ -189,9 +189,12 @@ class Node:
             taken_ports=self._taken_ports,
             changed=self._changed,
         )
-        replica = Replica(self._wanted(record), self._state.folder(ref), surroundings)
+        replica = self._replica(record, surroundings)
         self._replicas[ref] = replica
         self._tasks[ref] = self._own(self._run(replica))
+
+    def _replica(self, record: Record, around: Surroundings) -> Replica:
+        return Replica(self._wanted(record), self._state.folder(record.spec.ref), around)
 
     async def _run(self, replica: Replica) -> None:
         ref = replica.ref

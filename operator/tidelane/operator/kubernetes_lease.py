@@ -17,6 +17,10 @@ from tidelane.operator.resources import ObjectRef
 
 _ABSENT: Final = 404
 _CONFLICT: Final = 409
+_MEANINGS: Final = {
+    403: "no right to it: get, create and update on leases of coordination.k8s.io are needed",
+    _ABSENT: "there is no such Lease, or no such namespace",
+}
 # Well within the time that a holder may act without a renewal, so that a hanging call is tried again.
 _TIMEOUT_S: Final = 4.0
 
@@ -57,16 +61,15 @@ class KubernetesLease:
             async with asyncio.timeout(_TIMEOUT_S):
                 return await call
         except ApiException as error:
-            text = f"Lease {self._ref}: {error.status} {error.reason}"
-            if error.status == _CONFLICT:
-                raise Conflict(text) from error
-            raise (_Absent if error.status == _ABSENT else Retry)(text) from error
+            meaning = _MEANINGS.get(error.status, error.reason)
+            kind = {_CONFLICT: Conflict, _ABSENT: _Absent}.get(error.status, Retry)
+            raise kind(f"Lease {self._ref}: {error.status} {meaning}") from error
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Retry(f"Lease {self._ref}: {error!r}") from error
 
 
 class _Absent(Retry):
-    """There is no such Lease, or no such namespace."""
+    """404."""
 
 
 def _record(lease: Any) -> Record:
