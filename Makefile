@@ -27,7 +27,7 @@ fast-test: setup
 
 test: lint types contracts  ## everything, with a real API server and the real model
 	$(PY) tools/kube/build.py >/dev/null
-	$(PY) tools/kube/build.py helm >/dev/null
+	$(PY) tools/kube/build.py helm gitops-health >/dev/null
 	$(PY) -m tidelane.cli.main model pull builtin://smollm2-135m-instruct >/dev/null
 	$(PY) -m pytest
 

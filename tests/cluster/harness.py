@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import shutil
 import signal
 import socket
@@ -174,8 +175,13 @@ class Cluster:
             capture_output=True,
             text=True,
             timeout=timeout_s,
-            # With an empty environment it neither reads nor writes anything in the user's home.
-            env={"KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": str(self._folder / "kubectl")},
+            # With nearly nothing in its environment it neither reads nor writes anything in the user's home; `diff` is
+            # a program that it runs.
+            env={
+                "PATH": os.defpath,
+                "KUBECONFIG": str(self.kubeconfig),
+                "KUBECACHEDIR": str(self._folder / "kubectl"),
+            },
         )
         if result.returncode != 0:
             raise KubectlError(result.stderr.strip())

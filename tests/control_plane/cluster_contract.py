@@ -17,6 +17,9 @@ from tidelane.operator.reports import Report
 from tidelane.operator.resources import FINALIZER, ObjectRef, Service, Status
 from tidelane.rpc.wire import ExecutionMode, LateRequests
 
+# The status of what no operator has seen, by the schema's default.
+NEVER_SEEN = {"observedGeneration": -1}
+
 
 class User(Protocol):
     """Somebody with kubectl."""
@@ -124,7 +127,7 @@ class ClusterContract:
         service = await self.read(user, ref)
         with pytest.raises(Retry):
             await user.cluster.write_status(ref, "0" * 36, status_of(service))
-        assert not (await self.read(user, ref)).status
+        assert (await self.read(user, ref)).status == NEVER_SEEN
 
     async def test_finalizers_of_an_older_version_are_refused(self, user: User, ref: ObjectRef) -> None:
         old = await self.read(user, ref)
@@ -200,7 +203,7 @@ class ClusterContract:
         try:
             made = await self.policy(user, name)
             assert made
-            assert (made.generation, made.enforced, made.status) == (1, True, {})
+            assert (made.generation, made.enforced, made.status) == (1, True, NEVER_SEEN)
             status: PolicyStatus = {"observedGeneration": 1, "matched": 0, "services": []}
             await user.cluster.write_policy_status(name, made.uid, status)
             with pytest.raises(Retry):

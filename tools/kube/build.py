@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Finds the Kubernetes programs and the helm that tests run, and builds those it cannot find.
+"""Finds the programs of Kubernetes and around it that tests run, and builds those it cannot find.
 
 Each program is looked for in $KUBEBUILDER_ASSETS, in the cache, and on PATH, where one older than the
 pinned minor version is passed over. The rest is built from the Go modules under tests/cluster/tools into
@@ -77,8 +77,10 @@ _HELM = Module(
     " -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMajor={kubernetes[0]}"
     " -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor={kubernetes[1]}",
 )
+_GITOPS = Module("gitops", "github.com/fluxcd/cli-utils", "-s -w")
 # What shares a folder of the cache, and is built anew when any of it changes.
-_CLUSTER, _CHART = (_ETCD, _KUBERNETES), (_HELM,)
+_CLUSTER, _CHART, _HEALTH = (_ETCD, _KUBERNETES), (_HELM,), (_GITOPS,)
+_ALL = (_CLUSTER, _CHART, _HEALTH)
 
 PROGRAMS = {
     program.name: program
@@ -91,6 +93,7 @@ PROGRAMS = {
         Program("kube-proxy", _KUBERNETES, "k8s.io/kubernetes/cmd/kube-proxy"),
         Program("kubelet", _KUBERNETES, "k8s.io/kubernetes/cmd/kubelet"),
         Program("helm", _HELM, "helm.sh/helm/v3/cmd/helm", ("version", "--short")),
+        Program("gitops-health", _GITOPS, "tidelane.dev/tests/cluster/tools/gitops"),
     )
 }
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
@@ -160,11 +163,11 @@ def cache_folder(
     inputs = hashlib.sha256(f"{sys.platform} {platform.machine()}\n".encode())
     for module in together:
         inputs.update(" ".join(_go_build(module, modules)).encode())
-        for name in ("go.mod", "go.sum"):
-            inputs.update((modules / module.folder / name).read_bytes())
+        for path in sorted((modules / module.folder).glob("*")):
+            inputs.update(path.read_bytes())
     home = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or Path.home(), ".cache")
     version = ".".join(map(str, pinned_version(together[-1], modules)))
-    name = "helm-" if together is _CHART else ""
+    name = "" if together is _CLUSTER else f"{together[-1].folder}-"
     return Path(home, "tidelane", "kube", f"{name}v{version}-{inputs.hexdigest()[:12]}")
 
 
@@ -238,7 +241,7 @@ def _go_environment(workshop: Path, environment: Mapping[str, str]) -> dict[str,
 
 def _go(workshop: Path, environment: Mapping[str, str]) -> Path:
     """The go on PATH if it is new enough, else one that pip fetches into the workshop."""
-    floor = max(_go_floor(module) for module in (*_CLUSTER, *_CHART))
+    floor = max(_go_floor(module) for together in _ALL for module in together)
     on_path = shutil.which("go", path=environment.get("PATH"))
     if on_path and _version_of(Path(on_path), ("version",)) >= floor:
         return Path(on_path)
@@ -306,7 +309,7 @@ def main() -> int:
     # An exception, so that the build that runs is ended too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        places = [place for together in (_CLUSTER, _CHART) for place in _provided(names, together)]
+        places = [place for together in _ALL for place in _provided(names, together)]
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1

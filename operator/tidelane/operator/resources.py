@@ -129,7 +129,7 @@ class ServiceSpec:
             mode=ExecutionMode(execution.get("mode", "Lanes")),
             late_requests=LateRequests(execution.get("lateRequests", "Serve")),
             kv_cache=_parse_kv_cache(kv_cache),
-            replicas=spec.get("replicas"),
+            replicas=spec.get("replicas", None if "scaling" in spec else 1),
             devices=spec.get("resources", {}).get("gpus", 1),
             unsupported=tuple(_unsupported(spec)),
             ignored=tuple(_ignored(execution, kv_cache)),
