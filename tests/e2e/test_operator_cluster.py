@@ -15,6 +15,7 @@ from tidelane.operator.crd import KIND
 from tidelane.operator.errors import Deposed, Retry
 from tidelane.operator.kubernetes_cluster import KubernetesCluster, connect
 from tidelane.operator.kubernetes_lease import KubernetesLease
+from tidelane.operator.reports import Report
 from tidelane.operator.resources import ObjectRef
 
 pytestmark = pytest.mark.cluster
@@ -50,6 +51,25 @@ async def test_without_a_right_to_policies_and_namespaces_it_goes_on(installed: 
         assert await KubernetesCluster(client).namespaces() == {}
         named = {"kubernetes.io/metadata.name": namespace}
         assert await KubernetesCluster(client, [namespace]).namespaces() == {namespace: named}
+
+
+async def test_what_is_said_again_is_one_event(
+    installed: Cluster, namespace: str, kubernetes: KubernetesCluster
+) -> None:
+    def events() -> list[tuple[str, str, int]]:
+        found = json.loads(installed.kubectl("get", "events", "-o", "json", namespace=namespace))["items"]
+        return sorted((each["involvedObject"]["uid"], each["message"], each["count"]) for each in found)
+
+    chat = ObjectRef(namespace, "chat")
+    for message in ("no room", "no room", "it serves", "no room"):
+        await kubernetes.report(chat, "uid-1", Report("Scheduled", message))
+    await kubernetes.report(chat, "uid-2", Report("Scheduled", "no room"))
+    assert events() == [("uid-1", "it serves", 1), ("uid-1", "no room", 3), ("uid-2", "no room", 1)]
+
+    # The API server forgets Events after an hour.
+    installed.kubectl("delete", "events", "--all", namespace=namespace)
+    await kubernetes.report(chat, "uid-1", Report("Scheduled", "no room"))
+    assert events() == [("uid-1", "no room", 1)]
 
 
 async def test_who_may_not_write_still_reads(installed: Cluster, namespace: str) -> None:

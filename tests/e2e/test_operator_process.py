@@ -81,6 +81,20 @@ def test_apply_wait_get_patch_delete(rig: OperatorRig) -> None:
     assert rig.get("endpointslice", "chat-0") is None
 
 
+def test_metrics_of_the_operator(rig: OperatorRig) -> None:
+    url = f"http://127.0.0.1:{free_port()}/metrics"
+    rig.start_agent()
+    rig.start_operator("--metrics", url)
+    rig.apply(manifest())
+    rig.until_serving()
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        told = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[0] != "#")
+    assert float(told["tidelane_operator_acts"]) == 1.0
+    assert float(told['tidelane_operator_agents{state="connected"}']) == 1.0
+    assert float(told['tidelane_operator_agents{state="lost"}']) == 0.0
+    assert float(told["tidelane_operator_reconcile_seconds_count"]) >= 2.0
+
+
 def test_events_tell_the_story(serving: OperatorRig) -> None:
     events = json.loads(serving.kubectl("get", "events", "-o", "json"))["items"]
     told = {each["reason"] for each in events if each["involvedObject"]["name"] == "chat"}

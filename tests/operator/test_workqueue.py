@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from tidelane.operator.errors import Retry
+from tidelane.operator.errors import Conflict, Retry
 from tidelane.operator.resources import ObjectRef
 from tidelane.operator.workqueue import WorkQueue
 
@@ -150,3 +150,31 @@ def test_a_retry_at_once_is_spaced_out_when_it_goes_on() -> None:
     jumping(lambda: worked(work, (A, 0), until_s=10))
     assert seen[:4] == [0.0, 0.0, 0.0, 0.0]
     assert len(seen) < 10
+
+
+def test_how_late_and_how_long_each_look_was_is_told() -> None:
+    told: list[tuple[float, float, str]] = []
+
+    class Meter:
+        def looked(self, late_s: float, took_s: float, error: BaseException | None) -> None:
+            told.append((late_s, took_s, type(error).__name__))
+
+    async def test() -> None:
+        async def work(ref: ObjectRef) -> None:
+            await asyncio.sleep(10)
+            if ref == A:
+                raise Conflict("not now")
+            if ref == B:
+                raise ZeroDivisionError
+
+        queue = WorkQueue(work, workers=1, meter=Meter())
+        for ref in (A, B, ObjectRef("default", "c")):
+            queue.add(ref)
+        running = asyncio.create_task(queue.run())
+        await asyncio.sleep(5)
+        assert queue.waiting == 2
+        await asyncio.sleep(30)
+        running.cancel()
+
+    jumping(test)
+    assert told[:3] == [(0.0, 10.0, "Conflict"), (10.0, 10.0, "ZeroDivisionError"), (20.0, 10.0, "NoneType")]

@@ -114,5 +114,5 @@ Each side has an authority of its own, whose key nobody keeps: an agent's key op
   verbs: [list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  verbs: [create, patch]
 {{- end -}}

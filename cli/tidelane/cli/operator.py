@@ -31,6 +31,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--kubeconfig", type=Path, metavar="FILE", help="which cluster (in a pod: its own; else the usual file)")
     add("--namespace", action="append", default=[], metavar="NAME", help="only this one; repeatable (all)")
     add("--liveness", metavar="URL", help="serve a liveness probe there, such as http://0.0.0.0:8080/healthz")
+    add("--metrics", metavar="URL", help="serve Prometheus metrics there, such as http://0.0.0.0:8081/metrics")
     add("--lease", metavar="NAMESPACE/NAME",
         help="of several operators with this the one that holds that Lease acts, and the others stand by")  # fmt: skip
     add("--unreachable-after", type=seconds, default=usual.unreachable_s, metavar="S",
@@ -75,6 +76,7 @@ async def _run(args: argparse.Namespace, agents: Agents, open_channel: OpenChann
         agents=agents,
         namespaces=args.namespace,
         liveness=args.liveness,
+        metrics=args.metrics,
         lease=_lease(args.lease),
         timing=Timing(unreachable_s=args.unreachable_after, move_s=args.move_after, forget_s=args.forget_after),
     )

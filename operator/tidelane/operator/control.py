@@ -16,7 +16,7 @@ from tidelane.operator.observation import Timing
 from tidelane.operator.policy_reconcile import PolicyReconciler
 from tidelane.operator.reconcile import Reconciler
 from tidelane.operator.resources import ObjectRef
-from tidelane.operator.workqueue import WorkQueue
+from tidelane.operator.workqueue import Meter, WorkQueue
 
 # No service has a name without a namespace.
 _POLICIES: Final = ObjectRef("", POLICY_PLURAL)
@@ -35,6 +35,7 @@ class Control:
         timing: Timing,
         namespaces: Collection[str] = (),
         may_act: Callable[[], bool] = lambda: True,
+        meter: Meter | None = None,
     ) -> None:
         self.agents = AgentPool(open_channel, time.monotonic, self._node_changed, may_act)
         self._timing = timing
@@ -43,7 +44,7 @@ class Control:
         self._reconciler = Reconciler(
             cluster, self.agents, lambda: datetime.now(UTC), time.monotonic, timing, lambda: self._policies.current
         )
-        self._queue = WorkQueue(self._look_at)
+        self._queue = WorkQueue(self._look_at, meter=meter)
         self._loop: asyncio.Task[None] | None = None
 
     async def start(self, targets: Iterable[str]) -> None:
@@ -81,6 +82,18 @@ class Control:
 
     def _targets_changed(self, ref: ObjectRef) -> None:
         self._queue.add(ref)
+
+    @property
+    def waiting(self) -> int:
+        return self._queue.waiting
+
+    @property
+    def agents_connected(self) -> int:
+        return sum(node.connected for node in self.agents.nodes().values())
+
+    @property
+    def agents_lost(self) -> int:
+        return len(self.agents.nodes()) - self.agents_connected
 
     @property
     def faults(self) -> list[str]:

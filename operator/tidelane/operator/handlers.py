@@ -27,6 +27,7 @@ from tidelane.operator.errors import Retry
 from tidelane.operator.kubernetes_cluster import KubernetesCluster
 from tidelane.operator.kubernetes_lease import KubernetesLease
 from tidelane.operator.lease import Candidate
+from tidelane.operator.metrics import OperatorMetrics, served
 from tidelane.operator.mirror import Mirror
 from tidelane.operator.observation import Timing
 from tidelane.operator.resources import ObjectRef
@@ -48,7 +49,7 @@ _WATCHED: Final = {KIND: (GROUP, VERSION, PLURAL), **_CHILDREN}
 
 @dataclass(frozen=True, slots=True)
 class OperatorSettings:
-    """`namespaces` empty: all of them. `liveness` is a URL to serve, such as http://0.0.0.0:8080/healthz.
+    """`namespaces` empty: all of them. `liveness` and `metrics` are URLs to serve, such as http://0.0.0.0:8080/healthz.
 
     `lease` is for several operators, of which one acts; None: this is the only one.
     """
@@ -56,14 +57,23 @@ class OperatorSettings:
     agents: Agents
     namespaces: Collection[str] = ()
     liveness: str | None = None
+    metrics: str | None = None
     timing: Timing = field(default_factory=Timing)
     lease: ObjectRef | None = None
 
 
 async def run_operator(settings: OperatorSettings, client: ApiClient, open_channel: OpenChannel) -> None:
     """Until cancelled or told to stop by a signal. Raises Deposed when another operator has taken over."""
+    metrics = OperatorMetrics()
+    async with served(metrics, settings.metrics):
+        await _run(settings, client, open_channel, metrics)
+
+
+async def _run(
+    settings: OperatorSettings, client: ApiClient, open_channel: OpenChannel, metrics: OperatorMetrics
+) -> None:
     if settings.lease is None:
-        await _act(settings, client, open_channel, lambda: True, asyncio.Event())
+        await _act(settings, client, open_channel, lambda: True, asyncio.Event(), metrics)
         return
     # Never another process's name, not even that of one in the same pod before.
     me = f"{socket.gethostname()}_{uuid.uuid4()}"
@@ -71,7 +81,7 @@ async def run_operator(settings: OperatorSettings, client: ApiClient, open_chann
     await act_in_turn(
         candidate,
         settings.liveness,
-        lambda deposed: _act(settings, client, open_channel, lambda: candidate.acts, deposed),
+        lambda deposed: _act(settings, client, open_channel, lambda: candidate.acts, deposed, metrics),
     )
 
 
@@ -81,10 +91,12 @@ async def _act(
     open_channel: OpenChannel,
     may_act: Callable[[], bool],
     stop: asyncio.Event,
+    metrics: OperatorMetrics,
 ) -> None:
     mirror = Mirror(lambda ref: control.object_changed(ref), time.monotonic)
     cluster = WatchedCluster(KubernetesCluster(client, settings.namespaces, mirror.saw, may_act), mirror)
-    control = Control(cluster, open_channel, settings.timing, settings.namespaces, may_act)
+    control = Control(cluster, open_channel, settings.timing, settings.namespaces, may_act, metrics)
+    metrics.control = control
     # So kopf names the tasks that watch.
     tasks = {kind: f"watcher for {plural}." for kind, (_, _, plural) in _WATCHED.items()}
     watches = Watches(mirror, cluster, _WATCHED, live_by_task_name(tasks), time.monotonic)
@@ -112,6 +124,7 @@ async def _act(
         for task in (looking, refreshing):
             task.cancel()
         await asyncio.gather(looking, refreshing, return_exceptions=True)
+        metrics.control = None
         await control.stop()
 
 

@@ -21,6 +21,7 @@ from tidelane.operator.cluster import Cluster
 from tidelane.operator.crd import API_VERSION, GROUP, KIND, PLURAL, POLICY_PLURAL, VERSION
 from tidelane.operator.errors import Conflict, Deposed, NoCluster, Retry
 from tidelane.operator.policies import NAME_LABEL, Labels, PolicyStatus
+from tidelane.operator.recent_events import RecentEvents, Written
 from tidelane.operator.reports import Report
 from tidelane.operator.resources import ObjectRef, RawObject, Status
 
@@ -35,6 +36,7 @@ _PREFIXES: Final[Mapping[str, tuple[str, str]]] = {
 }
 _APPLY: Final = "application/apply-patch+yaml"
 _JSON_PATCH: Final = "application/json-patch+json"
+_MERGE_PATCH: Final = "application/merge-patch+json"
 _FORBIDDEN: Final = 403
 _GONE: Final = 404
 _CONFLICTS: Final = (409, 412, 422)
@@ -85,6 +87,7 @@ class KubernetesCluster(Cluster):
         self._may_write = may_write
         self._namespaces: Sequence[str | None] = [*namespaces] or [None]
         self._told = told
+        self._recent = RecentEvents()
 
     @override
     async def service(self, ref: ObjectRef) -> RawObject | None:
@@ -167,29 +170,25 @@ class KubernetesCluster(Cluster):
 
     @override
     async def report(self, ref: ObjectRef, uid: str, report: Report) -> None:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        event = {
-            "metadata": {"generateName": f"{ref.name}.", "namespace": ref.namespace},
-            "involvedObject": {
-                "apiVersion": API_VERSION,
-                "kind": KIND,
-                "namespace": ref.namespace,
-                "name": ref.name,
-                "uid": uid,
-            },
-            "type": "Warning" if report.warning else "Normal",
-            "reason": report.reason,
-            "message": report.message,
-            "source": {"component": FIELD_MANAGER},
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": 1,
-        }
         try:
-            await self._request("POST", f"/api/v1/namespaces/{ref.namespace}/events", body=event)
+            if not await self._count_up(ref, uid, report):
+                event = await self._request("POST", _events(ref), body=_event(ref, uid, report))
+                if event is not None:
+                    self._recent.wrote(uid, report, Written(event["metadata"]["name"]))
         except Retry as error:
             # Events are for people; nothing waits for one.
             log.warning("event not written", extra={"service": str(ref), "error": str(error)})
+
+    async def _count_up(self, ref: ObjectRef, uid: str, report: Report) -> bool:
+        """Whether there is such an Event, which says so once more now."""
+        written = self._recent.again(uid, report)
+        if written is None:
+            return False
+        patch = {"count": written.count, "lastTimestamp": _now()}
+        found = await self._request("PATCH", f"{_events(ref)}/{written.name}", None, patch, _MERGE_PATCH)
+        if found is not None:
+            self._recent.wrote(uid, report, written)
+        return found is not None
 
     async def _patch(self, path: str, patch: Sequence[Mapping[str, Any]]) -> None:
         await self._object("PATCH", path, {"fieldManager": FIELD_MANAGER}, patch, _JSON_PATCH)
@@ -259,6 +258,25 @@ def _status_patch(uid: str, status: Status | PolicyStatus) -> Sequence[Mapping[s
     ]
 
 
+def _event(ref: ObjectRef, uid: str, report: Report) -> Mapping[str, Any]:
+    service = {"apiVersion": API_VERSION, "kind": KIND, "namespace": ref.namespace, "name": ref.name, "uid": uid}
+    return {
+        "metadata": {"generateName": f"{ref.name}.", "namespace": ref.namespace},
+        "involvedObject": service,
+        "type": "Warning" if report.warning else "Normal",
+        "reason": report.reason,
+        "message": report.message,
+        "source": {"component": FIELD_MANAGER},
+        "firstTimestamp": _now(),
+        "lastTimestamp": _now(),
+        "count": 1,
+    }
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def _names_an_object(body: str | bytes | None) -> bool:
     """Whether a 404 is about an object: a kind that is not installed (yet) must not pass for an absent object."""
     try:
@@ -271,6 +289,10 @@ def _names_an_object(body: str | bytes | None) -> bool:
 def _folder(kind: str, namespace: str | None) -> str:
     prefix, plural = _PREFIXES[kind]
     return f"{prefix}/{plural}" if namespace is None else f"{prefix}/namespaces/{namespace}/{plural}"
+
+
+def _events(ref: ObjectRef) -> str:
+    return f"/api/v1/namespaces/{ref.namespace}/events"
 
 
 def _path(kind: str, ref: ObjectRef) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, Protocol
 
 from tidelane.operator.errors import Retry
 from tidelane.operator.resources import ObjectRef
@@ -17,12 +17,26 @@ _FIRST_DELAY_S: Final = 0.2
 _LONGEST_DELAY_S: Final = 60.0
 
 
+class Meter(Protocol):
+    def looked(self, late_s: float, took_s: float, error: BaseException | None) -> None:
+        """A look began so late and took so long, with that error or none."""
+        ...
+
+
+class NoMeter:
+    def looked(self, late_s: float, took_s: float, error: BaseException | None) -> None:
+        pass
+
+
 class WorkQueue:
     """`work` answers in how many seconds to come again, or None. Times are those of the event loop."""
 
-    def __init__(self, work: Callable[[ObjectRef], Awaitable[float | None]], workers: int = 8) -> None:
+    def __init__(
+        self, work: Callable[[ObjectRef], Awaitable[float | None]], workers: int = 8, meter: Meter | None = None
+    ) -> None:
         self._work = work
         self._workers = workers
+        self._meter = meter or NoMeter()
         self._due_s: dict[ObjectRef, float] = {}
         self._running: set[ObjectRef] = set()
         self._failures: Counter[ObjectRef] = Counter()
@@ -41,14 +55,20 @@ class WorkQueue:
         now_s = asyncio.get_running_loop().time()
         return not self._running and all(due_s > now_s for due_s in self._due_s.values())
 
+    @property
+    def waiting(self) -> int:
+        """Names that are due, and that nobody looks at yet."""
+        now_s = asyncio.get_running_loop().time()
+        return sum(due_s <= now_s for due_s in self._due_s.values())
+
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 for ref in self._startable():
-                    del self._due_s[ref]
+                    due_s = self._due_s.pop(ref)
                     self._running.add(ref)
-                    tasks.create_task(self._look_at(ref), name=f"reconcile {ref}")
+                    tasks.create_task(self._look_at(ref, due_s), name=f"reconcile {ref}")
                 await self._next_due()
 
     def _startable(self) -> list[ObjectRef]:
@@ -67,14 +87,19 @@ class WorkQueue:
         except TimeoutError:
             pass
 
-    async def _look_at(self, ref: ObjectRef) -> None:
+    async def _look_at(self, ref: ObjectRef, due_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        failure: Exception | None = None
         try:
             again_s = await self._work(ref)
         except Retry as error:
+            failure = error
             self._again(ref, error.after_s)
             log.info("%s: will retry: %s", ref, error)
-        except Exception:
+        except Exception as error:
             # The outermost loop for one service: a fault in one must not stop the others.
+            failure = error
             log.exception("%s: failed", ref)
             self._again(ref, None)
         else:
@@ -84,6 +109,7 @@ class WorkQueue:
         finally:
             self._running.discard(ref)
             self._wake.set()
+            self._meter.looked(began_s - due_s, loop.time() - began_s, failure)
 
     def _again(self, ref: ObjectRef, after_s: float | None) -> None:
         self._failures[ref] += 1
