@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cluster.harness import Cluster
 from control_plane.wrong_manifests import RIGHT
 from tidelane.operator.children import publishable
 
@@ -123,6 +124,21 @@ def test_a_steady_service_writes_nothing(serving: OperatorRig) -> None:
     before = writes()
     # Longer than the interval of figures: what would be written in vain has its chance.
     assert stays(lambda: writes() == before, for_s=13)
+
+
+@pytest.mark.parametrize("propagation", ["foreground", "background"])
+def test_what_the_garbage_collector_deletes_is_not_made_again(
+    controllers: Cluster, serving: OperatorRig, propagation: str
+) -> None:
+    before = len(serving.cluster.requests())
+    serving.kubectl("delete", "tlsvc", "chat", f"--cascade={propagation}", "--timeout=60s")
+    assert serving.engines() == []
+    serving.until_gone("service")
+    serving.until_gone("endpointslice", "chat-0")
+    since = [each for each in serving.cluster.requests()[before:] if each.namespace == serving.namespace]
+    deleted = next(at for at, each in enumerate(since) if (each.verb, each.resource) == ("delete", "inferenceservices"))
+    children = {"services", "endpointslices"}
+    assert [each for each in since[deleted:] if each.resource in children and each.verb in ("create", "patch")] == []
 
 
 def test_an_engine_that_dies_comes_back_and_ready_tells(serving: OperatorRig) -> None:
