@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from tools.kv_proof.serving import free_port
 from tools.live.rig import MODEL, NAME, above_zero, one_or_more, parser, refusing, tidelane, write_measurement
+from typing_extensions import override
 
 from tidelane.cli.interrupts import run_interruptible
 from tidelane.cli.targets import parse_slo
@@ -45,6 +46,8 @@ READY_WITHIN_S = 300.0
 # Of a request: past it, it counts as failed.
 ANSWERED_WITHIN_S = 300.0
 DOCUMENT = "document"
+BURST = 8
+KILLED_AFTER_S = 0.3
 WAYS = ("router", "round robin")
 
 
@@ -55,6 +58,7 @@ class Grouped(Ruler):
     shared_tokens: int = 0
     salt: str = ""
 
+    @override
     def prompt(self, arrival: Arrival, seed: str) -> str:
         own = prompt_of(self.words(arrival.input_tokens), f"{self.salt}:{seed}")
         if arrival.kind == DOCUMENT:
@@ -92,7 +96,7 @@ def main() -> int:
     args = _parser().parse_args()
     slo = parse_slo(args.slo)
     check_outputs(args.json, None)
-    console = Console()
+    console = Console(width=120)
     runs, kill = run_interruptible(_measured(args, slo, console))
     _show(console, runs, kill, args)
     if args.json is not None:
@@ -153,10 +157,14 @@ async def _measured(args: argparse.Namespace, slo: Slo, console: Console) -> tup
 
 
 async def _kill(router: str, engine: asyncio.subprocess.Process, args: argparse.Namespace, ruler: Ruler) -> Kill:
-    """Half as many requests as before, since one replica will have to do; the kill is in the middle."""
+    """Half as many requests as before, since one replica will have to do; the kill is in the middle, just after several
+    have come at once."""
     traffic = poisson(kinds(args), args.seconds, args.seed + args.repeats).faster(0.5)
+    middle_s = traffic.duration_s / 2
+    burst = [Arrival(middle_s - KILLED_AFTER_S, 32, 16, f"group{1 + number}") for number in range(BURST)]
+    traffic = Traffic(tuple(sorted((*traffic.arrivals, *burst), key=lambda each: each.at_s)), traffic.duration_s)
     loop = asyncio.get_running_loop()
-    loop.call_later(traffic.duration_s / 2, lambda: os.killpg(engine.pid, signal.SIGKILL))
+    loop.call_later(middle_s, lambda: os.killpg(engine.pid, signal.SIGKILL))
     outcomes = (await _sent([router], traffic, _grouped(ruler, args.shared, "kill"))).outcomes
     failed = [each for each in outcomes if each.failure is not None]
     async with httpx.AsyncClient() as client:
@@ -228,9 +236,11 @@ async def _engine(core: int, slo: Slo, kv_tokens: int) -> AsyncIterator[tuple[st
     objective = json_format.MessageToJson(objective_to_wire(Objective(slo, ExecutionMode.LANES)))
     # Of the built-in model in float32: keys and values of 3 heads of 64 numbers in 30 layers.
     pool_bytes = kv_tokens * 2 * 3 * 64 * 30 * 4
-    words = ("--model", MODEL, "--served-name", NAME, "--port", str(port), "--cores", str(core))
-    words += ("--objective", objective, "--kv-pool-memory", str(pool_bytes), "--max-context-tokens", str(kv_tokens))
-    words += ("--log-level", "warning")
+    options = {
+        "--model": MODEL, "--served-name": NAME, "--port": port, "--cores": core, "--objective": objective,
+        "--kv-pool-memory": pool_bytes, "--max-context-tokens": kv_tokens, "--log-level": "warning",
+    }  # fmt: skip
+    words = [str(word) for option in options.items() for word in option]
     async with _process(tidelane("serve", *words), f"http://127.0.0.1:{port}") as process:
         yield f"http://127.0.0.1:{port}", process
 
@@ -297,7 +307,7 @@ def _show(console: Console, runs: dict[str, list[Run]], kill: Kill, args: argpar
 
 
 def _spread(values: Sequence[float]) -> str:
-    return f"{fmean(values):.0f} ({min(values):.0f} to {max(values):.0f})"
+    return f"{fmean(values):.0f} ({min(values):.0f}-{max(values):.0f})"
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from tidelane.engine.request import ServiceTier
 from tidelane.router.address import Address
 from tidelane.router.ask import Ask
 from tidelane.router.fleet import Fleet, Rhythm
+from tidelane.router.metrics import Metrics
 
 NAME = Address("engines.test", 8000)
 ONE, TWO = Address("10.0.0.1", 8000), Address("10.0.0.2", 8000)
@@ -35,7 +36,8 @@ class Names:
 
 async def test_backends_follow_their_name_and_stay_while_it_cannot_be_looked_up() -> None:
     names = Names(ONE)
-    fleet = Fleet([], [NAME], NEVER, lambda: 0.0, names)
+    gone: list[str] = []
+    fleet = Fleet([], [NAME], NEVER, lambda: 0.0, names, gone.append)
     await fleet.look_up(NAME)
     kept = fleet.backends[ONE.name]
     names.found = [TWO, ONE]
@@ -47,6 +49,18 @@ async def test_backends_follow_their_name_and_stay_while_it_cannot_be_looked_up(
     names.found = [TWO]
     await fleet.look_up(NAME)
     assert list(fleet.backends) == [TWO.name]
+    assert gone == [ONE.name]
+
+
+def test_what_is_counted_of_a_backend_goes_with_it() -> None:
+    metrics = Metrics(dict, lambda: 0.0)
+    metrics.ended("one", "answered")
+    metrics.ended("one", "busy")
+    metrics.ended("two", "busy")
+    metrics.forget("one")
+    told = metrics.exposition().decode()
+    assert 'backend="one"' not in told
+    assert 'tidelane_router_requests_total{backend="two",outcome="busy"} 1.0' in told
 
 
 async def test_a_backend_that_is_named_twice_is_there_once() -> None:

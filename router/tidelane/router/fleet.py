@@ -41,7 +41,8 @@ class Rhythm:
 
 
 class Fleet:
-    """`fixed` backends stay for good; those of `names` are what `resolve` says they are. Lives on one event loop."""
+    """`fixed` backends stay for good; those of `names` are what `resolve` says they are. `gone` hears of each that no
+    longer is. Lives on one event loop."""
 
     def __init__(
         self,
@@ -50,10 +51,12 @@ class Fleet:
         rhythm: Rhythm,
         monotonic_s: Callable[[], float],
         resolve: Resolve | None = None,
+        gone: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._rhythm = rhythm
         self._monotonic_s = monotonic_s
         self._resolve = _resolve if resolve is None else resolve
+        self._gone = gone
         self._fixed = tuple(fixed)
         self._names = tuple(names)
         self._found: dict[Address, frozenset[Address]] = {}
@@ -160,6 +163,7 @@ class Fleet:
         for name in self._backends.keys() - wanted.keys():
             _log.info("backend gone: %s", name)
             del self._backends[name]
+            self._gone(name)
         for name in sorted(wanted.keys() - self._backends.keys()):
             _log.info("backend: %s", name)
             self._backends[name] = Backend(wanted[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -26,6 +27,7 @@ _RATIO_BUCKETS: Final = (0.125, 0.25, 0.5, 0.67, 0.8, 0.9, 1.1, 1.25, 1.5, 2, 4,
 ANSWERED: Final = "answered"
 LOST: Final = "stream_lost"
 CLIENT_LEFT: Final = "client_left"
+_OUTCOMES: Final = (ANSWERED, LOST, CLIENT_LEFT, *(ended.value for ended in Ended))
 
 
 class Metrics:
@@ -65,6 +67,12 @@ class Metrics:
 
     def ended(self, backend: str, outcome: str) -> None:
         self._requests.labels(backend, outcome).inc()
+
+    def forget(self, backend: str) -> None:
+        """One that is no longer there: where replicas come and go their labels would only become more."""
+        for outcome in _OUTCOMES:
+            with suppress(KeyError):
+                self._requests.remove(backend, outcome)
 
     def first_byte(self, predicted_s: float, measured_s: float) -> None:
         self._predicted.observe(predicted_s)

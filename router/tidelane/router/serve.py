@@ -66,8 +66,8 @@ class Serving:
 
     def __init__(self, config: RouterConfig, open_files: int) -> None:
         self._config = config
-        self._fleet = Fleet(config.backends, config.names, config.rhythm, time.monotonic)
         metrics = Metrics(lambda: self._fleet.backends, time.monotonic)
+        self._fleet = Fleet(config.backends, config.names, config.rhythm, time.monotonic, gone=metrics.forget)
         relay = Relay(self._fleet, metrics, time.monotonic, config.most_tries)
         self.router = Router(self._fleet, relay, metrics, config.limits, time.monotonic)
         most = connections_within(config.limits, open_files)
