@@ -78,6 +78,7 @@ class ScriptedBackend:
     def __init__(self, model: str = "chat") -> None:
         self.answering: Answering = _ok
         self.calls: list[Call] = []
+        self.hanging = False  # says nothing to `/load`
         self.load: Load | None = Load(
             model, 1, ready=True, draining=False, slo=Slo(1.0, 0.1), max_context_tokens=2048, kv_tokens=4096,
             kv_free_tokens=4096, kv_kept_tokens=4096, outlook=Outlook({}, {}, 1000.0, 0.01, 0.001),
@@ -121,6 +122,8 @@ class ScriptedBackend:
             call = Call(head, b"", writer)
             call.body = await reader.readexactly(int(call.header("content-length") or 0))
             if head.startswith(b"GET /load "):
+                if self.hanging:
+                    await reader.read()
                 writer.write(whole(404, {}) if self.load is None else whole(200, self.load))
             else:
                 await self._take(call, reader)

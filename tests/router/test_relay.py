@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
-from router.conftest import StartBackend, StartRouter
+from router.conftest import NEVER, StartBackend, StartRouter
 from router.scripted import (
     DONE,
     LAST_CHUNK,
@@ -217,6 +218,22 @@ async def test_one_that_closes_gets_no_more_until_it_says_otherwise(
     await router.poll()
     await post(router.http)
     assert len(first.calls) == 2
+
+
+async def test_what_one_that_hangs_has_not_begun_is_asked_of_another(
+    first: ScriptedBackend, second: ScriptedBackend, start_router: StartRouter
+) -> None:
+    second.answer(stream("fine"))
+    router = await start_router(first.url, second.url, rhythm=replace(NEVER, poll_timeout_s=0.5, silent_s=0.0))
+    first.answering = then(SSE_HEAD)
+    waiting = asyncio.create_task(post(router.http))
+    await first.called()
+    first.hanging = True
+    await router.poll()
+    assert (await waiting).content == event("fine") + DONE
+    assert await router.metric("retries_total", reason="broken_off") == 1
+    async with asyncio.timeout(PATIENCE_S):
+        await first.calls[0].ended.wait()
 
 
 async def test_a_request_that_two_broke_off_of_is_given_to_no_third(

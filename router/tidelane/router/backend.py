@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -26,11 +26,12 @@ MOST_NAMES: Final = 1 << 16
 
 @dataclass(eq=False, slots=True)
 class Sent:
-    """A request on its way there, or answered there."""
+    """A request on its way there, or answered there. `give_up` ends it, while its client has been sent nothing."""
 
     tier: ServiceTier
     tokens: int
     at_s: float
+    give_up: Callable[[], None] | None = None
 
 
 class Backend:
@@ -43,6 +44,7 @@ class Backend:
         self.load: Load | None = None
         self.ejections = 0
         self._spoke_s = 0.0  # when it said so, by our clock
+        self._heard_s: float | None = None
         self._kept = Kept(MOST_NAMES)
         self._sent: set[Sent] = set()
 
@@ -61,6 +63,7 @@ class Backend:
             self._kept.forget()  # another process: its cache is empty
         self.load = load
         self._spoke_s = now_s - load.age_s
+        self._heard_s = now_s
         if load.kv_kept_tokens:
             self._kept.hold(min(MOST_NAMES, load.kv_kept_tokens // PIECE_TOKENS))
 
@@ -73,14 +76,22 @@ class Backend:
         if self.load is not None:
             self.load = msgspec.structs.replace(self.load, ready=False)
 
+    def hangs(self, silent_s: float, now_s: float) -> None:
+        """It takes connections and says nothing. After `silent_s` of that, what it has not begun to answer is given
+        up."""
+        if self._heard_s is not None and now_s - self._heard_s > silent_s:
+            for sent in tuple(self._sent):
+                if sent.give_up is not None:
+                    sent.give_up()
+
     @contextmanager
-    def holding(self, ask: Ask, resident_tokens: int, now_s: float) -> Iterator[None]:
+    def holding(self, ask: Ask, resident_tokens: int, now_s: float) -> Iterator[Sent]:
         """While a request is there."""
         sent = Sent(ask.tier, max(0, ask.prompt_tokens - resident_tokens), now_s)
         self._sent.add(sent)
         self._kept.sent(ask.names)
         try:
-            yield
+            yield sent
         finally:
             self._sent.discard(sent)
 

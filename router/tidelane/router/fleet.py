@@ -32,12 +32,14 @@ class NotAnEngine(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rhythm:
-    """How often what is asked, and how long an answer may take."""
+    """How often what is asked, and how long an answer may take. A backend that takes connections and has answered no
+    poll for `silent_s` hangs."""
 
     poll_s: float = 0.25
     poll_timeout_s: float = 1.0
     resolve_s: float = 2.0
     connect_timeout_s: float = 2.0
+    silent_s: float = 10.0
 
 
 class Fleet:
@@ -124,8 +126,11 @@ class Fleet:
         except CannotConnect as error:
             backend.gone()
             self._complain(backend.name, f"no connection: {error}")
-        except (BrokenOff, TimeoutError, NotAnEngine) as error:
+        except TimeoutError:
             # One poll is no proof; without news for long it is in doubt by itself.
+            self._complain(backend.name, "does not answer")
+            backend.hangs(self._rhythm.silent_s, self._monotonic_s())
+        except (BrokenOff, NotAnEngine) as error:
             self._complain(backend.name, f"tells no load: {error}")
         else:
             backend.heard(load, self._monotonic_s())

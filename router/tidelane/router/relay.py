@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from tidelane.engine.http.errors import ApiError, EngineFailed
 from tidelane.router.ask import Ask
-from tidelane.router.backend import Backend
+from tidelane.router.backend import Backend, Sent
 from tidelane.router.choice import Ranked
 from tidelane.router.client import Client
 from tidelane.router.fleet import Fleet
@@ -58,9 +59,12 @@ class Relay:
     async def _try(self, asked: _Asked, outgoing: Outgoing, client: Client) -> Try | None:
         """None: the client has its answer, as far as it came."""
         backend = asked.backend
-        with backend.holding(asked.ask, asked.ranked.resident_tokens, asked.at_s):
+        with backend.holding(asked.ask, asked.ranked.resident_tokens, asked.at_s) as sent:
             try:
-                async with exchange(backend.address, outgoing, self._fleet.rhythm.connect_timeout_s) as answer:
+                async with (
+                    _patient(sent, client),
+                    exchange(backend.address, outgoing, self._fleet.rhythm.connect_timeout_s) as answer,
+                ):
                     return await self._take(asked, answer, client)
             except CannotConnect:
                 backend.gone()
@@ -124,6 +128,19 @@ class Relay:
             backend.succeeded()
         else:
             backend.failed(self._monotonic_s())
+
+
+@asynccontextmanager
+async def _patient(sent: Sent, client: Client) -> AsyncIterator[None]:
+    """For as long as it takes, unless the backend is given up before the client has been sent anything. Raises
+    BrokenOff."""
+    try:
+        async with asyncio.timeout(None) as patience:
+            loop = asyncio.get_running_loop()
+            sent.give_up = lambda: None if client.begun else patience.reschedule(loop.time())
+            yield
+    except TimeoutError as error:
+        raise BrokenOff("it gives no sign of life") from error
 
 
 @dataclass(frozen=True, slots=True)
