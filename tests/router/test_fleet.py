@@ -15,7 +15,8 @@ from tidelane.cli.main import main
 from tidelane.engine.request import ServiceTier
 from tidelane.router.address import Address
 from tidelane.router.ask import Ask
-from tidelane.router.fleet import Fleet, Rhythm
+from tidelane.router.backend import STALE_S
+from tidelane.router.fleet import Fleet, Rhythm, poll_interval_s
 from tidelane.router.metrics import Metrics
 
 NAME = Address("engines.test", 8000)
@@ -104,10 +105,21 @@ async def test_polls_go_on_and_one_that_hangs_holds_up_no_other(start_backend: S
 
 
 @pytest.mark.parametrize(
+    ("backends", "wanted_s", "interval_s"), [(2, 0.25, 0.25), (50, 0.25, 1.0), (1000, 0.25, 1.5), (2, 1.5, 1.5)]
+)
+def test_many_backends_are_asked_less_often_but_before_they_are_in_doubt(
+    backends: int, wanted_s: float, interval_s: float
+) -> None:
+    assert poll_interval_s(wanted_s, backends) == pytest.approx(interval_s)
+    assert interval_s < STALE_S
+
+
+@pytest.mark.parametrize(
     ("words", "complaint"),
     [
         ([], "name replicas with --backend URL or --backends-dns HOST:PORT"),
         (["--backend", "https://x"], "--backend: 'https://x': expected http://HOST:PORT (engines speak plain HTTP)"),
+        (["--backend", "a", "--poll", "2"], "--poll: 2 must be at most 1.5: what was heard soon grows stale"),
         (["--backends-dns", "x"], "--backends-dns: 'x': expected HOST:PORT, such as chat-engines.default.svc:8000"),
     ],
 )

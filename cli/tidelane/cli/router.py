@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tidelane.cli.numbers import count_from_1, port, positive_seconds, seconds
 from tidelane.router.address import Address
-from tidelane.router.fleet import Rhythm
+from tidelane.router.fleet import LONGEST_POLL_S, Rhythm
 from tidelane.router.serve import RouterConfig, serve
 
 _DESCRIPTION = """Passes OpenAI requests on to the replica that should meet their latency targets: by what waits there,
@@ -57,6 +57,10 @@ def run(args: argparse.Namespace) -> int:
         )
         if not (config.backends or config.names):
             raise ValueError("name replicas with --backend URL or --backends-dns HOST:PORT")
+        if args.poll > LONGEST_POLL_S:
+            raise ValueError(
+                f"--poll: {args.poll:g} must be at most {LONGEST_POLL_S:g}: what was heard soon grows stale"
+            )
     except ValueError as error:
         print(f"tidelane router: {error}", file=sys.stderr)
         return os.EX_USAGE

@@ -22,6 +22,9 @@ _log = logging.getLogger(__name__)
 
 _LOAD: Final = Outgoing("GET", b"/load")
 _MOST_LOAD_BYTES: Final = 1 << 16
+# A poll takes milliseconds of work here: with many backends each is asked less often, but well within STALE_S.
+_POLL_SPACING_S: Final = 0.02
+LONGEST_POLL_S: Final = 1.5
 
 Resolve = Callable[[Address], Awaitable[Iterable[Address]]]
 
@@ -160,7 +163,7 @@ class Fleet:
                     self._polling[name] = asyncio.create_task(self.poll(backend))
             for name in self._polling.keys() - self._backends.keys():
                 self._polling.pop(name).cancel()
-            await asyncio.sleep(self._rhythm.poll_s)
+            await asyncio.sleep(poll_interval_s(self._rhythm.poll_s, len(self._backends)))
 
     def _settle(self) -> None:
         """Make the backends those that are wanted. Who is no longer keeps what it was sent: it ends by itself."""
@@ -182,6 +185,10 @@ class Fleet:
     def _settled(self, name: str) -> None:
         if self._complaints.pop(name, None) is not None:
             _log.info("%s: answers again", name)
+
+
+def poll_interval_s(wanted_s: float, backends: int) -> float:
+    return max(wanted_s, min(LONGEST_POLL_S, backends * _POLL_SPACING_S))
 
 
 async def _resolve(name: Address) -> Iterable[Address]:
