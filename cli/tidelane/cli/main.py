@@ -33,6 +33,7 @@ class Command:
 _COMMANDS: Final = (
     Command("up", "serve what manifests declare, on this machine and without a cluster", "operator,agent,engine"),
     Command("serve", "run one engine", "engine"),
+    Command("router", "choose a replica for each request", "router"),
     Command("agent", "run the node agent", "agent"),
     Command("operator", "run the Kubernetes operator", "operator"),
     Command("model", "fetch models into the store", "engine"),

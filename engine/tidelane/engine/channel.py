@@ -14,6 +14,7 @@ import msgspec
 import zmq
 
 from tidelane.engine.lanes.partition import Partition
+from tidelane.engine.load import Outlook
 from tidelane.engine.request import FinishReason, NewToken, Request, TokenLogprob
 from tidelane.engine.scheduling.plan import Decision
 from tidelane.engine.slo import Slo, Timeline
@@ -198,6 +199,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     kv_tiers: dict[str, Tier] = {}  # host, disk
     kv_prefetched: dict[str, Ahead] = {}  # device, host; where KV may be below the device
     lane_moves_to: dict[str, int] = {}  # by the border moved to: "1+3" (decode and prefill units), "whole"
+    outlook: Outlook = Outlook()
 
 
 ToFront = Accepted | Refused | Tokens | Decisions | Facts | Heartbeat

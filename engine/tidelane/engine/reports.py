@@ -12,6 +12,7 @@ from tidelane.engine.kv.cache import KVCache
 from tidelane.engine.kv.moves import Fetch, Load, Spill, Store
 from tidelane.engine.kv.traffic import Flow, Traffic
 from tidelane.engine.ledger import Ledger
+from tidelane.engine.outlook import outlook
 from tidelane.engine.pressure import Pressure
 from tidelane.engine.scheduling.plan import Objective as SchedulingObjective
 from tidelane.engine.usage import Usage, Use
@@ -59,6 +60,7 @@ def heartbeat(ledger: Ledger, usage: Usage, traffic: Traffic, objective: Objecti
         draining=ledger.draining,
         kv_tiers=_tiers(ledger.pool, traffic),
         kv_prefetched=_prefetched(ledger.pool),
+        outlook=outlook(ledger.state(), usage.units, usage.nominal),
     )
 
 

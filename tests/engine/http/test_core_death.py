@@ -17,8 +17,8 @@ from engine.http.fake_loop import PATIENCE_S, Script
 from engine.http.front_process import FrontProcess
 from engine.http.sse import DONE, events
 from engine.http.tiny_model import facts_of, write_model_folder
-from tidelane.engine.http.config import EX_CONFIG, FrontConfig
-from tidelane.engine.http.front import listen
+from tidelane.engine.http.config import EX_CONFIG
+from tidelane.engine.http.listener import listen
 
 BODY = {"model": "tiny", "prompt": "hi", "max_tokens": 50}
 
@@ -132,9 +132,9 @@ def test_a_model_without_a_usable_tokenizer_is_a_configuration_error(
     assert reason in (tmp_path / "front.log").read_text()
 
 
-def test_the_listeners_sockets_do_not_delay_small_writes(tmp_path: Path) -> None:
+def test_the_listeners_sockets_do_not_delay_small_writes() -> None:
     with (
-        listen(FrontConfig(str(tmp_path / "x"), "127.0.0.1", 0, 0, "tiny")) as listener,
+        listen("127.0.0.1", 0, 60.0) as listener,
         socket.create_connection(listener.getsockname()),
         listener.accept()[0] as accepted,
     ):

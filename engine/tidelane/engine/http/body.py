@@ -16,15 +16,24 @@ from tidelane.engine.http.errors import BadRequest, BodyTooLarge, BodyTooSlow, N
 
 async def read_json(request: Request, max_bytes: int, timeout_s: float) -> dict[str, Any]:
     """The JSON object in `request`'s body, its null fields left out: null means the same as absent to OpenAI."""
+    return json_object(await read_body(request, max_bytes, timeout_s))
+
+
+async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+    """A body that says it is JSON."""
     # Asked for, rather than guessed: a browser may post text/plain to a loopback address from any page.
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise NotJson(f"Send the header `Content-Type: application/json`; got {content_type[:80] or 'none'}.")
     try:
         async with asyncio.timeout(timeout_s):
-            raw = await _read(request, max_bytes)
+            return await _read(request, max_bytes)
     except TimeoutError:
         raise BodyTooSlow(f"The body did not arrive within {timeout_s:g} s.") from None
+
+
+def json_object(raw: bytes) -> dict[str, Any]:
+    """Without its null fields. Raises BadRequest."""
     try:
         value = msgspec.json.decode(raw)
     except msgspec.DecodeError as error:

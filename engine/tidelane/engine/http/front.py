@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
 
 import uvicorn
-from typing_extensions import override
 
 from tidelane.engine.channel import Facts, front_end
 from tidelane.engine.http.app import build_app
 from tidelane.engine.http.config import EX_CONFIG, FrontConfig
 from tidelane.engine.http.connection import ACCEPTS_PER_TURN, bounded, connections_within, raise_open_files
 from tidelane.engine.http.link import LoopLink
+from tidelane.engine.http.listener import Server, listen
 from tidelane.engine.http.metrics import Metrics
 from tidelane.engine.http.service import Model, Service, core_lost
 from tidelane.engine.http.tokenizer import Tokenizer
@@ -34,8 +33,6 @@ _log = logging.getLogger(__name__)
 # After the core's death: how long its last messages may take to arrive, and when the front is gone at the latest.
 _LAST_WORDS_S = 0.1
 _EXIT_BY_S = 1.8
-# Connections that the kernel keeps until they are accepted; more at once must try again.
-_BACKLOG = 2048
 
 
 def main(argv: Sequence[str]) -> NoReturn:
@@ -60,40 +57,11 @@ def run_front(config: FrontConfig) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        listener = listen(config)
+        listener = listen(config.host, config.port, config.limits.stall_s)
     except OSError as error:
         _log.error("cannot listen on %s:%d: %s", config.host, config.port, error)
         return 1
     return asyncio.run(_Front(config, listener).run())
-
-
-def listen(config: FrontConfig) -> socket.socket:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.create_server((config.host, config.port), family=family, backlog=_BACKLOG)
-    # Accepted sockets inherit all of these. NODELAY: asyncio would set it, but only on sockets that name a protocol;
-    # without it the second write of an answer waits for the acknowledgement of the first, which peers delay by 40 ms.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A peer that acknowledges nothing, keeps its window shut, or vanished while its request waits would hold a
-    # connection for ever.
-    stall_s = int(config.limits.stall_s)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, stall_s)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_s * 1000)
-    return listener
-
-
-class _Server(uvicorn.Server):
-    @override
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        # asyncio has made the kernel's queue as short as its own turn.
-        for listener in sockets or ():
-            listener.listen(_BACKLOG)
-
-    @override
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield  # signals are ignored, see run_front
 
 
 class _Front:
@@ -115,7 +83,7 @@ class _Front:
         )  # fmt: skip
         limits = self._config.limits
         most = connections_within(limits, raise_open_files())
-        self._server = _Server(
+        self._server = Server(
             uvicorn.Config(
                 build_app(self._service),
                 http=bounded(most, limits.head_timeout_s),

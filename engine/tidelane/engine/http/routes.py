@@ -15,6 +15,7 @@ from tidelane.engine.http.body import read_json
 from tidelane.engine.http.call import Call
 from tidelane.engine.http.chat import ChatBody, ChatWriter, chat_choices, logprobs_asked
 from tidelane.engine.http.choice import Choice
+from tidelane.engine.http.client_watch import ClientWatch
 from tidelane.engine.http.completions import (
     CompletionBody,
     CompletionWriter,
@@ -25,9 +26,10 @@ from tidelane.engine.http.edge import arrival_s
 from tidelane.engine.http.errors import BadRequest, NoSuchThing
 from tidelane.engine.http.fields import Body, parse
 from tidelane.engine.http.header import AnswerHeader
+from tidelane.engine.http.load import load_of
 from tidelane.engine.http.sequences import Asked, Targets
 from tidelane.engine.http.service import Service
-from tidelane.engine.http.streams import ClientWatch, EventStream, Writer
+from tidelane.engine.http.streams import EventStream, Writer
 
 # What a person looks through; all that are kept come with a larger limit.
 DEFAULT_DECISIONS = 100
@@ -80,6 +82,9 @@ def routes(service: Service) -> list[Route]:
             return JSONResponse({"status": "ready"})
         return JSONResponse({"status": "not ready", "reason": reason}, status_code=503)
 
+    async def load(_: Request) -> Response:
+        return Response(msgspec.json.encode(load_of(service, started)), media_type="application/json")
+
     async def metrics(_: Request) -> Response:
         return Response(service.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -96,6 +101,7 @@ def routes(service: Service) -> list[Route]:
         Route("/v1/models/{name:path}", one_model),
         Route("/health", health),
         Route("/ready", ready),
+        Route("/load", load),
         Route("/metrics", metrics),
         Route("/debug/decisions", decisions),
     ]

@@ -1,9 +1,8 @@
-"""Answers over HTTP: server-sent events while tokens come, or one body at the end. And noticing that a client left."""
+"""Answers over HTTP: server-sent events while tokens come, or one body at the end."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
@@ -37,30 +36,6 @@ class Writer(Protocol):
     def whole(self, deltas: Sequence[Delta]) -> bytes:
         """The body of an answer that is not streamed."""
         ...
-
-
-class ClientWatch:
-    """Notices that the client has left, which ASGI tells only to who asks."""
-
-    def __init__(self, receive: Receive) -> None:
-        self.gone = False
-        self._then: Callable[[], None] | None = None
-        self._task = asyncio.create_task(self._watch(receive))
-
-    def when_gone(self, then: Callable[[], None]) -> None:
-        self._then = then
-        if self.gone:
-            then()
-
-    def stop(self) -> None:
-        self._task.cancel()
-
-    async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self.gone = True
-        if self._then is not None:
-            self._then()
 
 
 class EventStream(Response):
