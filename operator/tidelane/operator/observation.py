@@ -21,10 +21,23 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TtftParts:
+    """TTFT's two parts, each by itself: the wait until prefill began, and the time from there to the first token.
+
+    `queue_s` and `prefill_s` are at the SLO's percentile.
+    """
+
+    queue_s: float
+    prefill_s: float
+    queue_p90_s: float
+    prefill_median_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """Latency over the engine's last window. `requests` 0: nothing ended in it, and the rest means nothing.
 
-    `ttft_s` and `tpot_s` are at the SLO's percentile.
+    `ttft_s` and `tpot_s` are at the SLO's percentile. `parts` None: an older engine does not tell them.
     """
 
     requests: int
@@ -34,6 +47,8 @@ class Measured:
     goodput_rps: float
     ttft_median_s: float = 0.0
     tpot_median_s: float = 0.0
+    window_s: float = 0.0
+    parts: TtftParts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +79,9 @@ class KVPressure(Enum):
 class Replica:
     """One replica as its agent last reported it. `serving_generation` None: it serves nothing yet.
 
-    `objective` is the one last applied, and `serves_objective` whether its engine is held to it; None: its agent takes
-    another objective only with another generation.
+    `idle`: its engine has no request, neither running nor waiting. `objective` is the one last applied, and
+    `serves_objective` whether its engine is held to it; None: its agent takes another objective only with another
+    generation.
     """
 
     ref: ReplicaRef
@@ -79,6 +95,7 @@ class Replica:
     measured: Measured | None = None
     lanes: Lanes | None = None
     kv_pressure: KVPressure | None = None
+    idle: bool = False
     reach: Reach | None = None
     objective: Objective | None = None
     serves_objective: bool = True

@@ -59,6 +59,8 @@ class Status(TypedDict, total=False):
     tpot: str
     ttftMedian: str
     tpotMedian: str
+    ttftQueue: str
+    ttftPrefill: str
     attainment: int
     goodput: str
     lanes: Sequence[Mapping[str, Any]]
