@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cluster.harness import KubectlError
 from control_plane.wrong_manifests import RIGHT
 from tidelane.operator.children import publishable
 
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 def manifest(name: str = "chat", **spec: Any) -> dict[str, Any]:
     made: dict[str, Any] = copy.deepcopy(dict(RIGHT))
     made["metadata"]["name"] = name
-    made["spec"] |= spec
+    made["spec"] = {name: value for name, value in (made["spec"] | spec).items() if value is not None}
     return made
 
 
@@ -202,14 +203,58 @@ def test_a_second_service_waits_for_room_and_gets_it(serving: OperatorRig) -> No
     serving.until_serving(service="second")
 
 
-def test_what_cannot_be_done_yet_is_told(rig: OperatorRig) -> None:
-    rig.start_agent()
-    rig.start_operator()
-    wanted = manifest(scaling={"min": 1, "max": 2})
-    wanted["spec"].pop("replicas", None)
-    rig.apply(wanted)
-    rig.until_condition("Stalled", "True", "NotSupportedYet")
-    assert rig.journal("started") == []
+def test_replicas_follow_the_load_and_the_spec_stays(rig: OperatorRig) -> None:
+    late = {
+        "window_s": 60.0,
+        "requests": 50,
+        "attainment": 0.5,
+        "goodput_rps": 1.0,
+        "ttft_at_percentile_s": 0.4,
+        "queue_at_percentile_s": 0.3,
+        "prefill_at_percentile_s": 0.1,
+        "queue_p90_s": 0.2,
+        "prefill_p50_s": 0.02,
+        "tpot_at_percentile_s": 0.02,
+        "tpot_p50_s": 0.02,
+    }
+    in_time = {**late, "attainment": 1.0, "ttft_at_percentile_s": 0.1, "queue_p90_s": 0.0}
+    rig.switch(latency=in_time)
+    rig.start_agent("node-a", "--cpu-slots", "4")
+    rig.start_operator("--scale-down-after", "3600")
+    rig.apply(manifest(replicas=None, scaling={"min": 1, "max": 3}))
+    rig.until_serving()
+
+    def number() -> int:
+        replicas: int = (rig.get() or {})["status"]["scaling"]["replicas"]
+        return replicas
+
+    assert number() == 1
+    rig.switch(latency=late)
+    until(lambda: number() == 3 and len(rig.engines()) == 3, "as many as may be")
+    figures = (rig.get() or {})["status"]
+    assert (figures["ttftQueue"], figures["ttftPrefill"]) == ("300ms", "100ms")
+    rig.end("operator", signal.SIGKILL)
+    rig.switch(latency=in_time)
+    engines = rig.engines()
+    rig.start_operator("--scale-down-after", "2")
+    until(lambda: number() == 1 and len(rig.engines()) == 1, "as few as may be")
+    assert rig.engines() == engines[:1]
+    assert rig.journal("drain")
+    found = rig.get()
+    assert found
+    assert (found["metadata"]["generation"], found["spec"]["scaling"]) == (1, {"min": 1, "max": 3})
+    assert "replicas" not in found["spec"]
+    events = json.loads(rig.kubectl("get", "events", "-o", "json"))["items"]
+    told = [each["message"] for each in events if each["reason"] in ("ScaledUp", "ScaledDown")]
+    assert sorted(message.partition(":")[0] for message in told) == [
+        "1 to 2 replicas",
+        "2 to 1 replicas",
+        "2 to 3 replicas",
+        "3 to 2 replicas",
+    ]
+    # Whoever sets a number by hand is told that load sets it.
+    with pytest.raises(KubectlError, match="set exactly one of replicas"):
+        rig.kubectl("scale", "tlsvc/chat", "--replicas=2")
 
 
 def test_an_agent_gone_for_good_holds_a_deletion_until_it_is_forced(serving: OperatorRig) -> None:

@@ -171,28 +171,6 @@ class TestChangingTheSpec:
         assert world.condition("Ready") == ("True", "ScaledToZero")
         assert not world.nodes["a"].replicas
 
-    @pytest.mark.parametrize(
-        ("spec", "field"),
-        [
-            ({"replicas": None, "scaling": {"min": 1, "max": 2}}, "spec.scaling"),
-        ],
-    )
-    def test_what_cannot_be_done_yet_is_said_and_the_old_one_serves_on(
-        self, world: World, spec: dict[str, Any], field: str
-    ) -> None:
-        serving(world)
-        world.edit(**spec)
-        assert world.raw
-        world.raw["spec"] = {name: value for name, value in world.raw["spec"].items() if value is not None}
-        done = world.settle()
-        assert not [action for action in done if isinstance(action, StartReplica | StopReplica)]
-        assert world.condition("Stalled") == ("True", "NotSupportedYet")
-        assert world.condition("Ready") == ("False", "NotSupportedYet")
-        [stalled] = [each for each in world.status["conditions"] if each["type"] == "Stalled"]
-        assert field in stalled["message"]
-        assert "an earlier spec still serves" in stalled["message"]
-        assert world.status["endpoint"]
-
     def test_what_has_no_effect_yet_is_said(self, world: World) -> None:
         for kv_cache in ({"prefetch": True, "dtype": "auto"}, {"dtype": "int8"}):
             world.edit(kvCache=kv_cache)

@@ -92,6 +92,7 @@ class World:
         self.status_writes = 0
         self.promised: dict[str, tuple[int, ...]] = {}
         self.policies = Policies()
+        self.calm_since: datetime | None = None
 
     @property
     def now(self) -> datetime:
@@ -125,10 +126,13 @@ class World:
             refusals=self.refusals,
             watching_for_s=self.now_s,
             promised=self.promised,
+            calm_since=self.calm_since,
         )
 
     def plan(self) -> Plan:
-        return plan(REF, self.service, self.observed(), self.now, TIMING)
+        made = plan(REF, self.service, self.observed(), self.now, TIMING)
+        self.calm_since = made.calm_since
+        return made
 
     def settle(self, rounds: int = 12) -> list[Action]:
         """Plans and acts until nothing is left to do; returns what was done."""
@@ -144,7 +148,7 @@ class World:
 
     def edit(self, **spec: Any) -> None:
         assert self.raw is not None
-        wanted = {**self.raw["spec"], **spec}
+        wanted = {name: value for name, value in {**self.raw["spec"], **spec}.items() if value is not None}
         if wanted != self.raw["spec"]:
             self.raw["spec"] = wanted
             self.raw["metadata"]["generation"] += 1

@@ -60,10 +60,19 @@ def verdicts_of(service: Service, placed: Sequence[PlacedReplica], spec: Service
     """Every condition but those that traffic decides. The last three are there only while true."""
     troubles = [trouble for each in placed if (trouble := _trouble(each, service.generation))]
     first = troubles[0] if troubles else None
+    # Those that its load has brought beyond the fewest are no promise: Ready does not blink while they come up.
+    promised = spec.scaling.min if spec.scaling else len(placed)
+    serving = len(placed) - len(troubles)
+    if first is None:
+        ready = Verdict(True, "Serving" if placed else "ScaledToZero")
+    elif serving >= promised:
+        ready = Verdict(True, "Serving", f"{serving} of {len(placed)} replicas; {first.verdict.message}")
+    else:
+        ready = first.verdict
     verdicts = {
         "Scheduled": _scheduled(placed),
         "ModelLoaded": _model_loaded(placed),
-        "Ready": first.verdict if first else Verdict(True, "Serving" if placed else "ScaledToZero"),
+        "Ready": ready,
     }
     for trouble in troubles:
         if trouble.final:

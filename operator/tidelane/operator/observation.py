@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from enum import Enum, StrEnum
 
 from tidelane.operator.resources import RawObject
@@ -163,7 +164,8 @@ class Observed:
 
     `promised` lists, by node, the devices that each replica of another service will take there and that the node does
     not report yet. `children` are the Service of the service's name, whoever owns it, and its EndpointSlices.
-    `watching_for_s` is how long the agents have been watched.
+    `watching_for_s` is how long the agents have been watched. `calm_since` is that of the last `Decision` on the number
+    of replicas.
     """
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
@@ -171,6 +173,7 @@ class Observed:
     promised: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     refusals: Mapping[tuple[str, ReplicaRef], Refusal] = field(default_factory=dict)
     watching_for_s: float = 0.0
+    calm_since: datetime | None = None
 
     def lost_for_s(self, node_name: str) -> float:
         """How long its agent has been out of reach; 0: it is connected. A node never heard of counts from the start."""
@@ -191,7 +194,8 @@ class Timing:
     """How long the operator waits for what.
 
     After `unreachable_s` without its agent a replica no longer counts as ready; after `move_s` it is placed elsewhere;
-    after `forget_s` a deletion no longer waits for it. `recheck_s` is a safety net under the events that tell of room.
+    after `forget_s` a deletion no longer waits for it. A service gets one replica fewer once that would have done for
+    `stabilisation_s`. `recheck_s` is a safety net under the events that tell of room.
     """
 
     unreachable_s: float = 10.0
@@ -201,3 +205,4 @@ class Timing:
     figures_s: float = 10.0
     refusal_s: float = 15.0
     recheck_s: float = 60.0
+    stabilisation_s: float = 300.0

@@ -44,6 +44,12 @@ class Placement(TypedDict):
     node: str
 
 
+class ScalingStatus(TypedDict):
+    replicas: int
+    reason: str
+    changedAt: str
+
+
 class Status(TypedDict, total=False):
     """`status` of an InferenceService; the CRD says what each field means."""
 
@@ -65,6 +71,7 @@ class Status(TypedDict, total=False):
     goodput: str
     lanes: Sequence[Mapping[str, Any]]
     measuredAt: str
+    scaling: ScalingStatus
 
 
 class _Spec(TypedDict):
@@ -95,8 +102,16 @@ class ObjectRef:
 
 
 @dataclass(frozen=True, slots=True)
+class ScalingBounds:
+    """Of the number of replicas by load."""
+
+    min: int
+    max: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceSpec:
-    """What is wanted. `replicas` None: by load, between bounds that this version cannot follow.
+    """What is wanted. `replicas` None: by load, within `scaling`.
 
     `own` are the targets and bounds that the service states itself, `effective` those in force.
     """
@@ -108,9 +123,8 @@ class ServiceSpec:
     late_requests: LateRequests
     kv_cache: KvCacheSpec
     replicas: int | None
+    scaling: ScalingBounds | None
     devices: int
-    # Fields set in the manifest that ask for what this version cannot do.
-    unsupported: tuple[str, ...]
     # Fields set in the manifest or by policies that the service does without, as they have no effect in this version.
     ignored: tuple[str, ...]
 
@@ -132,8 +146,8 @@ class ServiceSpec:
             late_requests=LateRequests(execution.get("lateRequests", "Serve")),
             kv_cache=_parse_kv_cache(kv_cache),
             replicas=spec.get("replicas"),
+            scaling=_parse_scaling(spec.get("scaling")),
             devices=spec.get("resources", {}).get("gpus", 1),
-            unsupported=tuple(_unsupported(spec)),
             ignored=tuple(_ignored(execution, kv_cache)),
         )
 
@@ -263,8 +277,9 @@ def _ignored_of_policies(mode: ExecutionMode, effective: Effective) -> list[str]
     return [f"{name} of {source} ({mode} has no border to move)" for name, source in theirs.items() if source != SPEC]
 
 
-def _unsupported(spec: _Spec) -> list[str]:
-    return ["spec.scaling (use spec.replicas)"] if "scaling" in spec else []
+def _parse_scaling(scaling: Mapping[str, int] | None) -> ScalingBounds | None:
+    # Stored before the schema refused it, 0 is the fewest that can serve: with none there is no load to go by.
+    return ScalingBounds(max(1, scaling["min"]), scaling["max"]) if scaling else None
 
 
 def _parse_kv_cache(kv_cache: Mapping[str, Any]) -> KvCacheSpec:

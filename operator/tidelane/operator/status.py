@@ -11,13 +11,19 @@ from tidelane.operator.conditions import Verdict, conditions, placed_replica, ti
 from tidelane.operator.figures import Figures
 from tidelane.operator.observation import Observed, Replica, Timing
 from tidelane.operator.placement import Placements
-from tidelane.operator.resources import Service, ServiceSpec, Status, effective_status
+from tidelane.operator.resources import ScalingStatus, Service, ServiceSpec, Status, effective_status
 
 _LISTED: Final = 8
 
 
 def service_status(
-    service: Service, spec: ServiceSpec, placements: Placements, observed: Observed, timing: Timing, now: datetime
+    service: Service,
+    spec: ServiceSpec,
+    scaling: ScalingStatus | None,
+    placements: Placements,
+    observed: Observed,
+    timing: Timing,
+    now: datetime,
 ) -> tuple[Status, float | None]:
     """What `status` should say, and in how many seconds figures held back may be written; None: none are.
 
@@ -32,6 +38,7 @@ def service_status(
         "replicas": len(placements.owners),
         "readyReplicas": sum(each.serves(service.generation) for each in placed),
         **effective_status(spec.effective),
+        **({"scaling": scaling} if scaling else {}),
     }
     if serving:
         rest["endpoint"] = endpoint(serving[0])
