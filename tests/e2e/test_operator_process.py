@@ -257,6 +257,44 @@ def test_replicas_follow_the_load_and_the_spec_stays(rig: OperatorRig) -> None:
         rig.kubectl("scale", "tlsvc/chat", "--replicas=2")
 
 
+def test_a_new_model_comes_up_before_the_old_goes_and_one_that_fails_stops_there(rig: OperatorRig) -> None:
+    rig.start_agent("node-a", "--cpu-slots", "3")
+    rig.start_operator()
+    rig.apply(manifest(replicas=2))
+    rig.until_serving()
+    old = rig.engines()
+    fewest = len(old)
+
+    def rolled_out() -> bool:
+        nonlocal fewest
+        fewest = min(fewest, len(rig.engines()))
+        status = (rig.get() or {})["status"]
+        return (status["observedGeneration"], status["readyReplicas"], "surge" in status) == (2, 2, False)
+
+    model = RIGHT["spec"]["model"]
+    rig.apply(manifest(replicas=2, model={**model, "maxContextTokens": 2048}))
+    until(rolled_out, "both are replaced and the one more has gone")
+    until(lambda: len(rig.engines()) == 2, "as many as before")
+    assert fewest == 2
+    assert len(rig.journal("started")) == 2 + 1 + 2
+    assert not set(old) & set(rig.engines())
+    rig.until_condition("Ready", "True", "Serving")
+
+    now = rig.engines()
+    rig.switch(exit_at_start=78)
+    rig.apply(manifest(replicas=2, model={**model, "maxContextTokens": 1024}))
+    rig.until_condition("Stalled", "True", "EngineFailed")
+    conditions = (rig.get() or {})["status"]["conditions"]
+    [told] = [each["message"] for each in conditions if each["type"] == "Stalled"]
+    assert told.startswith("the others are not replaced: replica 2 on node-a: ")
+    assert rig.engines() == now
+    rig.switch()
+    rig.apply(manifest(replicas=2, model={**model, "maxContextTokens": 2048}))
+    rig.until_serving(generation=4)
+    until(lambda: "surge" not in (rig.get() or {})["status"], "the one that failed goes")
+    assert rig.engines() == now
+
+
 def test_an_agent_gone_for_good_holds_a_deletion_until_it_is_forced(serving: OperatorRig) -> None:
     serving.end("node-a", signal.SIGKILL)
     serving.kubectl("delete", "tlsvc", "chat", "--wait=false")

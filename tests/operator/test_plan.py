@@ -174,7 +174,8 @@ class TestChangingTheSpec:
     def test_what_has_no_effect_yet_is_said(self, world: World) -> None:
         for kv_cache in ({"prefetch": True, "dtype": "auto"}, {"dtype": "int8"}):
             world.edit(kvCache=kv_cache)
-            serving(world)
+            for _ in range(3):  # one more replica, the one, and the one more away
+                serving(world)
             assert world.condition("Ready") == ("True", "Serving")
             assert world.condition("FieldsIgnored") == ("True", "NotSupportedYet")
 

@@ -44,6 +44,12 @@ class PlanMachine(RuleBasedStateMachine):
             self.world.edit(replicas=replicas, scaling=None, resources={"gpus": gpus})
             self.settle()
 
+    @rule(model=st.sampled_from(["file:///one", "file:///two"]))
+    def another_model(self, model: str) -> None:
+        if self.world.raw and not self.deleted:
+            self.world.edit(model={"source": model})
+            self.settle()
+
     @rule(bounds=st.sampled_from([(1, 2), (2, 4), None]), replicas=st.integers(0, 4))
     def scale_by_load_or_not(self, bounds: tuple[int, int] | None, replicas: int) -> None:
         if self.world.raw and not self.deleted:
@@ -192,7 +198,8 @@ class PlanMachine(RuleBasedStateMachine):
         if service.status["observedGeneration"] == service.generation:
             bounds, shown = service.spec.scaling, service.status["scaling"]
             assert bounds.min <= shown["replicas"] <= bounds.max
-            assert all(index < shown["replicas"] for index in service.placements)
+            assert all(index < shown["replicas"] for index in service.placements.keys() - {service.status.get("surge")})
+            assert len(service.placements) <= shown["replicas"] + 1
 
     @invariant()
     def no_device_is_given_twice(self) -> None:

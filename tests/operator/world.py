@@ -221,12 +221,32 @@ class World:
             self.refusals[name, spec.ref] = Refusal(RefusalKind.NO_ROOM, spec.generation, message, 15.0)
             return
         node.claims[spec.ref] = spec.devices
-        if known and known.phase is not Phase.DRAINING:
+        if known and known.phase is not Phase.DRAINING and (known.running is None or known.phase is not Phase.READY):
+            node.replicas[spec.ref] = replace(
+                known, generation=spec.generation, objective=spec.objective, serves_objective=False, running=spec
+            )
+        elif known and known.phase is not Phase.DRAINING and spec.takes_another_engine(known.running):
+            node.replicas[spec.ref] = Replica(
+                spec.ref,
+                spec.generation,
+                None,
+                Phase.STARTING,
+                objective=spec.objective,
+                serves_objective=False,
+                running=spec,
+            )
+        elif known and known.phase is not Phase.DRAINING:
             served = known.serves_objective and known.objective == spec.objective
             node.replicas[spec.ref] = replace(
                 known, generation=spec.generation, objective=spec.objective, serves_objective=served
             )
         else:
             node.replicas[spec.ref] = Replica(
-                spec.ref, spec.generation, None, Phase.STARTING, objective=spec.objective, serves_objective=False
+                spec.ref,
+                spec.generation,
+                None,
+                Phase.STARTING,
+                objective=spec.objective,
+                serves_objective=False,
+                running=spec,
             )

@@ -11,7 +11,7 @@ from tidelane.operator.observation import Device, KVPressure, Lanes, Measured, N
 from tidelane.operator.resources import ObjectRef
 from tidelane.rpc import node_agent_pb2 as pb
 from tidelane.rpc.serving_pb2 import Latency, Load
-from tidelane.rpc.wire import ReplicaRef, objective_from_wire, ref_from_wire
+from tidelane.rpc.wire import ReplicaRef, objective_from_wire, ref_from_wire, spec_from_wire
 
 _PHASES: Final[Mapping[int, Phase]] = {
     pb.ReplicaStatus.STARTING: Phase.STARTING,
@@ -104,6 +104,7 @@ def _replica(status: pb.ReplicaStatus, address: str) -> Replica:
         idle=status.engine.HasField("load") and not status.engine.load.running and not status.engine.load.waiting,
         reach=Reach(reach.input_tokens, reach.ttft_s, reach.tpot_s) if status.engine.HasField("reach") else None,
         objective=objective_from_wire(status.objective) if status.HasField("objective") else None,
+        running=spec_from_wire(status.running, "running") if status.HasField("running") else None,
         serves_objective=status.serves_objective or not status.HasField("objective"),
     )
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import Enum, StrEnum
 
 from tidelane.operator.resources import RawObject
-from tidelane.rpc.wire import Objective, ReplicaRef
+from tidelane.rpc.wire import Objective, ReplicaRef, ReplicaSpec
 
 
 class Phase(StrEnum):
@@ -82,7 +82,7 @@ class Replica:
 
     `idle`: its engine has no request, neither running nor waiting. `objective` is the one last applied, and
     `serves_objective` whether its engine is held to it; None: its agent takes another objective only with another
-    generation.
+    generation. `running` is what its engine runs with; None: there is none, or its agent does not tell.
     """
 
     ref: ReplicaRef
@@ -100,6 +100,7 @@ class Replica:
     reach: Reach | None = None
     objective: Objective | None = None
     serves_objective: bool = True
+    running: ReplicaSpec | None = None
 
     def lacks(self, objective: Objective) -> bool:
         """Whether its agent must be told of this one."""

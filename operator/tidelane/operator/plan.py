@@ -18,6 +18,7 @@ from tidelane.operator.placement import Placements, place
 from tidelane.operator.replica_count import replica_count, scaling_status
 from tidelane.operator.reports import Report, reports
 from tidelane.operator.resources import FINALIZER, ObjectRef, RawObject, Service, ServiceSpec, Status
+from tidelane.operator.rollout import held_back, rollout
 from tidelane.operator.status import deleting_status, refused_status, service_status
 from tidelane.rpc.wire import ReplicaRef, ReplicaSpec
 
@@ -103,14 +104,21 @@ def _serve(
 ) -> Plan:
     count = replica_count(service, spec, observed, timing, now)
     spec = replace(spec, replicas=count.replicas)
-    placements = place(service, spec, observed, timing)
-    starts = list(_starts(service, spec, placements, observed))
+    rolling = rollout(service, spec, observed)
+    placements = place(service, spec, observed, timing, rolling.surge)
+    held = held_back(service, spec, rolling, placements, observed)
+    starts = [start for start in _starts(service, spec, placements, observed) if start.spec.ref.index not in held]
     wanted = {service.replica_ref(index): node for index, node in placements.owners.items()}
     stops = list(_stops(service.ref, wanted, observed, timing))
     scaling = scaling_status(service, spec, count, now)
-    status, figures_in_s = service_status(service, spec, scaling, placements, observed, timing, now)
+    status, figures_in_s = service_status(service, spec, scaling, rolling.surge, placements, observed, timing, now)
     recorded = placements.owners.items() <= service.placements.items()
-    if recorded and _updating_in_place(service, spec, placements, observed):
+    if (
+        recorded
+        and rolling.surge is None
+        and not rolling.outdated
+        and _updating_in_place(service, spec, placements, observed)
+    ):
         # Until the new generation serves, the status speaks of the old one, which does: Ready does not blink.
         writes: list[Action] = []
     else:

@@ -47,7 +47,8 @@ def _present(service: Service, observed: Observed) -> int | None:
         for ref, replica in node.replicas.items()
         if ref.service_uid == service.uid and replica.phase is not Phase.DRAINING
     }
-    return max({*service.placements, *running}, default=-1) + 1 or None
+    one_more = {service.status.get("surge")}
+    return max({*service.placements, *running} - one_more, default=-1) + 1 or None
 
 
 def _serving(service: Service, spec: ServiceSpec, index: int, observed: Observed) -> Replica | None:

@@ -72,6 +72,7 @@ class Status(TypedDict, total=False):
     lanes: Sequence[Mapping[str, Any]]
     measuredAt: str
     scaling: ScalingStatus
+    surge: int
 
 
 class _Spec(TypedDict):
