@@ -283,6 +283,8 @@ async def test_another_model_replaces_the_engine_after_a_drain_on_the_same_port(
         await r.apply(spec(generation=2, model=type(model)("builtin://other", "chat")))
         after = await r.serving(generation=2)
         assert after.engine.pid != before.engine.pid
+        assert (before.running.model.source, before.running.generation) == (model.source, 1)
+        assert (after.running.model.source, after.running.generation) == ("builtin://other", 2)
         assert after.port == before.port
         assert after.restarts == 0
         assert [e["code"] for e in r.files.journal("ended")] == [0]

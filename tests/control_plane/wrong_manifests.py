@@ -165,6 +165,7 @@ WRONG: Final = (
     _wrong("spec.kvCache.prefetch", "yes", "must be of type boolean"),
     _wrong("spec.scaling", {"min": 1, "max": 2}, "set one of replicas", "spec"),
     _wrong("spec.scaling", {"min": 3, "max": 2}, "min must not exceed max", "spec.scaling.min", "spec"),
+    _wrong("spec.scaling", {"min": 0, "max": 2}, "min must be at least 1", "spec.scaling.min", "spec"),
     _wrong("spec.replicas", -1, "should be greater than or equal to 0"),
     _wrong("spec.replicas", 65, "should be less than or equal to 64"),
     _wrong("spec.resources.gpus", 0, "should be greater than or equal to 1"),

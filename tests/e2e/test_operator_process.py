@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cluster.harness import Cluster
+from cluster.harness import Cluster, KubectlError
 from control_plane.wrong_manifests import RIGHT
 from tidelane.operator.children import publishable
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 def manifest(name: str = "chat", **spec: Any) -> dict[str, Any]:
     made: dict[str, Any] = copy.deepcopy(dict(RIGHT))
     made["metadata"]["name"] = name
-    made["spec"] |= spec
+    made["spec"] = {name: value for name, value in (made["spec"] | spec).items() if value is not None}
     return made
 
 
@@ -232,14 +232,96 @@ def test_a_second_service_waits_for_room_and_gets_it(serving: OperatorRig) -> No
     serving.until_serving(service="second")
 
 
-def test_what_cannot_be_done_yet_is_told(rig: OperatorRig) -> None:
-    rig.start_agent()
+def test_replicas_follow_the_load_and_the_spec_stays(rig: OperatorRig) -> None:
+    late = {
+        "window_s": 60.0,
+        "requests": 50,
+        "attainment": 0.5,
+        "goodput_rps": 1.0,
+        "ttft_at_percentile_s": 0.4,
+        "queue_at_percentile_s": 0.3,
+        "prefill_at_percentile_s": 0.1,
+        "queue_p90_s": 0.2,
+        "prefill_p50_s": 0.02,
+        "tpot_at_percentile_s": 0.02,
+        "tpot_p50_s": 0.02,
+    }
+    in_time = {**late, "attainment": 1.0, "ttft_at_percentile_s": 0.1, "queue_p90_s": 0.0}
+    rig.switch(latency=in_time)
+    rig.start_agent("node-a", "--cpu-slots", "4")
+    rig.start_operator("--scale-down-after", "3600")
+    rig.apply(manifest(replicas=None, scaling={"min": 1, "max": 3}))
+    rig.until_serving()
+
+    def number() -> int:
+        replicas: int = (rig.get() or {})["status"]["scaling"]["replicas"]
+        return replicas
+
+    assert number() == 1
+    rig.switch(latency=late)
+    until(lambda: number() == 3 and len(rig.engines()) == 3, "as many as may be")
+    figures = (rig.get() or {})["status"]
+    assert (figures["ttftQueue"], figures["ttftPrefill"]) == ("300ms", "100ms")
+    rig.end("operator", signal.SIGKILL)
+    rig.switch(latency=in_time)
+    engines = rig.engines()
+    rig.start_operator("--scale-down-after", "2")
+    until(lambda: number() == 1 and len(rig.engines()) == 1, "as few as may be")
+    assert rig.engines() == engines[:1]
+    assert rig.journal("drain")
+    found = rig.get()
+    assert found
+    assert (found["metadata"]["generation"], found["spec"]["scaling"]) == (1, {"min": 1, "max": 3})
+    assert "replicas" not in found["spec"]
+    events = json.loads(rig.kubectl("get", "events", "-o", "json"))["items"]
+    told = [each["message"] for each in events if each["reason"] in ("ScaledUp", "ScaledDown")]
+    assert sorted(message.partition(":")[0] for message in told) == [
+        "1 to 2 replicas",
+        "2 to 1 replicas",
+        "2 to 3 replicas",
+        "3 to 2 replicas",
+    ]
+    # Whoever sets a number by hand is told that load sets it.
+    with pytest.raises(KubectlError, match="set exactly one of replicas"):
+        rig.kubectl("scale", "tlsvc/chat", "--replicas=2")
+
+
+def test_a_new_model_comes_up_before_the_old_goes_and_one_that_fails_stops_there(rig: OperatorRig) -> None:
+    rig.start_agent("node-a", "--cpu-slots", "3")
     rig.start_operator()
-    wanted = manifest(scaling={"min": 1, "max": 2})
-    wanted["spec"].pop("replicas", None)
-    rig.apply(wanted)
-    rig.until_condition("Stalled", "True", "NotSupportedYet")
-    assert rig.journal("started") == []
+    rig.apply(manifest(replicas=2))
+    rig.until_serving()
+    old = rig.engines()
+    fewest = len(old)
+
+    def rolled_out() -> bool:
+        nonlocal fewest
+        fewest = min(fewest, len(rig.engines()))
+        status = (rig.get() or {})["status"]
+        return (status["observedGeneration"], status["readyReplicas"], "surge" in status) == (2, 2, False)
+
+    model = RIGHT["spec"]["model"]
+    rig.apply(manifest(replicas=2, model={**model, "maxContextTokens": 2048}))
+    until(rolled_out, "both are replaced and the one more has gone")
+    until(lambda: len(rig.engines()) == 2, "as many as before")
+    assert fewest == 2
+    assert len(rig.journal("started")) == 2 + 1 + 2
+    assert not set(old) & set(rig.engines())
+    rig.until_condition("Ready", "True", "Serving")
+
+    now = rig.engines()
+    rig.switch(exit_at_start=78)
+    rig.apply(manifest(replicas=2, model={**model, "maxContextTokens": 1024}))
+    rig.until_condition("Stalled", "True", "EngineFailed")
+    conditions = (rig.get() or {})["status"]["conditions"]
+    [told] = [each["message"] for each in conditions if each["type"] == "Stalled"]
+    assert told.startswith("the others are not replaced: replica 2 on node-a: ")
+    assert rig.engines() == now
+    rig.switch()
+    rig.apply(manifest(replicas=2, model={**model, "maxContextTokens": 2048}))
+    rig.until_serving(generation=4)
+    until(lambda: "surge" not in (rig.get() or {})["status"], "the one that failed goes")
+    assert rig.engines() == now
 
 
 def test_an_agent_gone_for_good_holds_a_deletion_until_it_is_forced(serving: OperatorRig) -> None:

@@ -15,7 +15,7 @@ from tidelane.engine.slo import Slo
 from tidelane.operator.agents import AgentPool, plain_channel
 from tidelane.operator.errors import CannotRun, Deposed, NoRoom, Retry
 from tidelane.operator.node_state import Change
-from tidelane.operator.observation import Phase
+from tidelane.operator.observation import Phase, TtftParts
 from tidelane.operator.resources import ObjectRef
 from tidelane.rpc import node_agent_pb2 as pb
 from tidelane.rpc.node_agent_pb2_grpc import NodeAgentServicer, add_NodeAgentServicer_to_server
@@ -151,6 +151,30 @@ async def test_what_is_told_apart(rig: Rig) -> None:
     await rig.until(lambda: len(rig.changes) == 4)
     told = [change for _, change in rig.changes[1:]]
     assert told == [Change(measured=service), Change(services=service), Change(services=service, room=True)]
+
+
+async def test_measured_figures_are_read(rig: Rig) -> None:
+    latency = {
+        "window_s": 60.0,
+        "requests": 3,
+        "queue_at_percentile_s": 0.4,
+        "prefill_at_percentile_s": 0.3,
+        "queue_p90_s": 0.2,
+        "prefill_p50_s": 0.1,
+    }
+    for engine in ({"latency": latency, "load": {"waiting": 1}}, {"latency": {"requests": 3}, "load": {}}):
+        await rig.agent.statuses.put(node_status("a", replica_status(engine=engine)))
+    await rig.until(lambda: len(rig.changes) == 2)
+    assert rig.changes[1][1].measured
+    [older] = rig.pool.nodes()["a"].replicas.values()
+    assert older.measured
+    assert (older.measured.parts, older.idle) == (None, True)
+    await rig.agent.statuses.put(node_status("a", replica_status(engine={"latency": latency, "load": {"waiting": 1}})))
+    await rig.until(lambda: len(rig.changes) == 3)
+    [found] = rig.pool.nodes()["a"].replicas.values()
+    assert found.measured
+    assert (found.measured.window_s, found.measured.parts) == (60.0, TtftParts(0.4, 0.3, 0.2, 0.1))
+    assert not found.idle
 
 
 async def test_a_lost_agent_keeps_its_last_state_and_is_found_again(rig: Rig) -> None:

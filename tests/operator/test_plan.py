@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidelane.operator.observation import KVPressure, Measured, Phase, Reach, Replica
+from tidelane.operator.observation import KVPressure, Measured, Phase, Reach, Replica, TtftParts
 from tidelane.operator.plan import ApplyChild, StartReplica, StopReplica, WriteStatus
 from tidelane.operator.reports import Report
 from tidelane.operator.resources import FINALIZER
@@ -171,32 +171,11 @@ class TestChangingTheSpec:
         assert world.condition("Ready") == ("True", "ScaledToZero")
         assert not world.nodes["a"].replicas
 
-    @pytest.mark.parametrize(
-        ("spec", "field"),
-        [
-            ({"replicas": None, "scaling": {"min": 1, "max": 2}}, "spec.scaling"),
-        ],
-    )
-    def test_what_cannot_be_done_yet_is_said_and_the_old_one_serves_on(
-        self, world: World, spec: dict[str, Any], field: str
-    ) -> None:
-        serving(world)
-        world.edit(**spec)
-        assert world.raw
-        world.raw["spec"] = {name: value for name, value in world.raw["spec"].items() if value is not None}
-        done = world.settle()
-        assert not [action for action in done if isinstance(action, StartReplica | StopReplica)]
-        assert world.condition("Stalled") == ("True", "NotSupportedYet")
-        assert world.condition("Ready") == ("False", "NotSupportedYet")
-        [stalled] = [each for each in world.status["conditions"] if each["type"] == "Stalled"]
-        assert field in stalled["message"]
-        assert "an earlier spec still serves" in stalled["message"]
-        assert world.status["endpoint"]
-
     def test_what_has_no_effect_yet_is_said(self, world: World) -> None:
         for kv_cache in ({"prefetch": True, "dtype": "auto"}, {"dtype": "int8"}):
             world.edit(kvCache=kv_cache)
-            serving(world)
+            for _ in range(3):  # one more replica, the one, and the one more away
+                serving(world)
             assert world.condition("Ready") == ("True", "Serving")
             assert world.condition("FieldsIgnored") == ("True", "NotSupportedYet")
 
@@ -467,9 +446,15 @@ class TestDeleting:
 
 
 class TestFigures:
-    def measure(self, world: World, **changes: float) -> None:
-        measured = {"requests": 100, "ttft_s": 0.1234, "tpot_s": 0.0321, "attainment": 0.95, "goodput_rps": 3.14}
-        world.update("a", ref(world), measured=Measured(**{**measured, **changes}))  # type: ignore[arg-type]
+    def measure(self, world: World, **changes: Any) -> None:
+        measured: dict[str, Any] = {
+            "requests": 100,
+            "ttft_s": 0.1234,
+            "tpot_s": 0.0321,
+            "attainment": 0.95,
+            "goodput_rps": 3.14,
+        }
+        world.update("a", ref(world), measured=Measured(**{**measured, **changes}))
 
     def test_are_rounded(self, world: World) -> None:
         serving(world)
@@ -479,6 +464,24 @@ class TestFigures:
         shown = {name: world.status[name] for name in ("ttft", "tpot", "attainment", "goodput")}
         assert shown == {"ttft": "120ms", "tpot": "32ms", "attainment": 95, "goodput": "3.1/s"}
         assert world.condition("SLOMet") == ("True", "Met")
+
+    def test_ttft_is_told_by_its_parts(self, world: World) -> None:
+        serving(world)
+        world.now_s += TIMING.figures_s
+        self.measure(world, parts=TtftParts(0.0312, 0.0987, 0.02, 0.05))
+        world.settle()
+        assert (world.status["ttftQueue"], world.status["ttftPrefill"]) == ("31ms", "99ms")
+        # What is small beside TTFT as a whole is no news, however large a part of itself it is.
+        writes = world.status_writes
+        for queue_s in (0.02, 0.042, 0.031):
+            world.now_s += TIMING.figures_s
+            self.measure(world, parts=TtftParts(queue_s, 0.0987, 0.02, 0.05))
+            world.settle()
+        assert world.status_writes == writes
+        world.now_s += TIMING.figures_s
+        self.measure(world, parts=TtftParts(0.05, 0.0987, 0.02, 0.05))
+        world.settle()
+        assert world.status["ttftQueue"] == "50ms"
 
     def test_a_breach_is_told_and_ready_stays(self, world: World) -> None:
         serving(world)

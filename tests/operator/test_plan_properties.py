@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tidelane.operator.observation import Phase
+from tidelane.operator.observation import Measured, Phase, TtftParts
 from tidelane.operator.plan import ApplyChild, StartReplica, WriteStatus
 
 from .policy_objects import policies, policy, tpot
@@ -41,16 +41,31 @@ class PlanMachine(RuleBasedStateMachine):
     @rule(replicas=st.integers(0, 4), gpus=st.integers(1, 3))
     def edit(self, replicas: int, gpus: int) -> None:
         if self.world.raw and not self.deleted:
-            self.world.edit(replicas=replicas, resources={"gpus": gpus})
+            self.world.edit(replicas=replicas, scaling=None, resources={"gpus": gpus})
             self.settle()
 
-    @rule(can=st.booleans())
-    def ask_for_what_can_be_done_or_not(self, can: bool) -> None:
+    @rule(model=st.sampled_from(["file:///one", "file:///two"]))
+    def another_model(self, model: str) -> None:
         if self.world.raw and not self.deleted:
-            self.world.edit(scaling={"min": 1, "max": 2})
-            if can:
-                del self.world.raw["spec"]["scaling"]
+            self.world.edit(model={"source": model})
             self.settle()
+
+    @rule(bounds=st.sampled_from([(1, 2), (2, 4), None]), replicas=st.integers(0, 4))
+    def scale_by_load_or_not(self, bounds: tuple[int, int] | None, replicas: int) -> None:
+        if self.world.raw and not self.deleted:
+            by_load = {"min": bounds[0], "max": bounds[1]} if bounds else None
+            self.world.edit(scaling=by_load, replicas=None if by_load else replicas)
+            self.settle()
+
+    @rule(late=st.booleans(), queue_p90_s=st.sampled_from([0.0, 0.06, 0.3]))
+    def load_changes(self, late: bool, queue_p90_s: float) -> None:
+        parts = TtftParts(queue_p90_s, 0.05, queue_p90_s, 0.04)
+        share = 0.5 if late else 1.0
+        measured = Measured(50, queue_p90_s + 0.05, 0.04, share, 1.0, window_s=60.0, parts=parts)
+        for node in self.world.nodes.values():
+            for ref in node.replicas:
+                self.world.update(node.name, ref, measured=measured)
+        self.settle()
 
     @rule(tightest=st.sampled_from(["20ms", "80ms", None]))
     def a_policy_comes_or_goes(self, tightest: str | None) -> None:
@@ -90,7 +105,7 @@ class PlanMachine(RuleBasedStateMachine):
         self.world.nodes[name].full = full
         self.settle()
 
-    @rule(seconds=st.sampled_from([1.0, TIMING.unreachable_s, TIMING.move_s, TIMING.forget_s]))
+    @rule(seconds=st.sampled_from([1.0, TIMING.unreachable_s, TIMING.move_s, TIMING.stabilisation_s]))
     def time_passes(self, seconds: float) -> None:
         self.world.now_s += seconds
         self.world.refusals.clear()
@@ -165,7 +180,7 @@ class PlanMachine(RuleBasedStateMachine):
     def engines_in_reach_are_held_to_what_is_in_force(self) -> None:
         """But where the service was not understood, or its agent has refused this generation."""
         service = self.world.service if hasattr(self, "world") else None
-        if service is None or service.deleting or isinstance(service.spec, str) or service.spec.unsupported:
+        if service is None or service.deleting or isinstance(service.spec, str):
             return
         for node in self.world.nodes.values():
             for ref, replica in node.replicas.items():
@@ -173,6 +188,18 @@ class PlanMachine(RuleBasedStateMachine):
                 told = node.lost_at_s is None and (node.name, ref) not in self.world.refusals
                 if current and told and ref.service_uid == service.uid and replica.phase is not Phase.DRAINING:
                     assert replica.objective == service.spec.objective
+
+    @invariant()
+    def as_many_are_wanted_as_the_bounds_allow(self) -> None:
+        service = self.world.service if hasattr(self, "world") else None
+        if service is None or service.deleting or isinstance(service.spec, str) or service.spec.scaling is None:
+            return
+        # Until a new generation serves, the status speaks of the old one.
+        if service.status["observedGeneration"] == service.generation:
+            bounds, shown = service.spec.scaling, service.status["scaling"]
+            assert bounds.min <= shown["replicas"] <= bounds.max
+            assert all(index < shown["replicas"] for index in service.placements.keys() - {service.status.get("surge")})
+            assert len(service.placements) <= shown["replicas"] + 1
 
     @invariant()
     def no_device_is_given_twice(self) -> None:

@@ -92,6 +92,7 @@ class World:
         self.status_writes = 0
         self.promised: dict[str, tuple[int, ...]] = {}
         self.policies = Policies()
+        self.calm_since: datetime | None = None
 
     @property
     def now(self) -> datetime:
@@ -125,10 +126,13 @@ class World:
             refusals=self.refusals,
             watching_for_s=self.now_s,
             promised=self.promised,
+            calm_since=self.calm_since,
         )
 
     def plan(self) -> Plan:
-        return plan(REF, self.service, self.observed(), self.now, TIMING)
+        made = plan(REF, self.service, self.observed(), self.now, TIMING)
+        self.calm_since = made.calm_since
+        return made
 
     def settle(self, rounds: int = 12) -> list[Action]:
         """Plans and acts until nothing is left to do; returns what was done."""
@@ -144,7 +148,7 @@ class World:
 
     def edit(self, **spec: Any) -> None:
         assert self.raw is not None
-        wanted = {**self.raw["spec"], **spec}
+        wanted = {name: value for name, value in {**self.raw["spec"], **spec}.items() if value is not None}
         if wanted != self.raw["spec"]:
             self.raw["spec"] = wanted
             self.raw["metadata"]["generation"] += 1
@@ -217,12 +221,32 @@ class World:
             self.refusals[name, spec.ref] = Refusal(RefusalKind.NO_ROOM, spec.generation, message, 15.0)
             return
         node.claims[spec.ref] = spec.devices
-        if known and known.phase is not Phase.DRAINING:
+        if known and known.phase is not Phase.DRAINING and (known.running is None or known.phase is not Phase.READY):
+            node.replicas[spec.ref] = replace(
+                known, generation=spec.generation, objective=spec.objective, serves_objective=False, running=spec
+            )
+        elif known and known.phase is not Phase.DRAINING and spec.takes_another_engine(known.running):
+            node.replicas[spec.ref] = Replica(
+                spec.ref,
+                spec.generation,
+                None,
+                Phase.STARTING,
+                objective=spec.objective,
+                serves_objective=False,
+                running=spec,
+            )
+        elif known and known.phase is not Phase.DRAINING:
             served = known.serves_objective and known.objective == spec.objective
             node.replicas[spec.ref] = replace(
                 known, generation=spec.generation, objective=spec.objective, serves_objective=served
             )
         else:
             node.replicas[spec.ref] = Replica(
-                spec.ref, spec.generation, None, Phase.STARTING, objective=spec.objective, serves_objective=False
+                spec.ref,
+                spec.generation,
+                None,
+                Phase.STARTING,
+                objective=spec.objective,
+                serves_objective=False,
+                running=spec,
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tidelane.agent.backoff import Failures
 from tidelane.agent.claims import Claim
@@ -147,10 +147,7 @@ def must_replace(engine: EngineView, wanted: Wanted) -> bool:
     """Whether the change is more than its objective, which a running engine takes without a restart."""
     if engine.objective_refused or engine.claim.slots != wanted.claim.slots:
         return True
-    running = engine.spec
-    # A port left to the agent stays what it is.
-    port = wanted.spec.port if wanted.spec.port is not None else running.port
-    return replace(wanted.spec, objective=running.objective, generation=running.generation, port=port) != running
+    return wanted.spec.takes_another_engine(engine.spec)
 
 
 def phase(now: Situation, now_s: float) -> Phase:

@@ -25,7 +25,7 @@ from tidelane.agent.running import RunningEngine
 from tidelane.agent.state import Damaged, Launched, ReplicaFolder
 from tidelane.rpc.node_agent_pb2 import ReplicaStatus
 from tidelane.rpc.serving_pb2 import EngineStatus
-from tidelane.rpc.wire import Objective, ReplicaRef, objective_to_wire, ref_to_wire
+from tidelane.rpc.wire import Objective, ReplicaRef, objective_to_wire, ref_to_wire, spec_to_wire
 
 log = logging.getLogger(__name__)
 
@@ -341,6 +341,8 @@ class Replica:
         )
         if phase == ReplicaStatus.BACKING_OFF:
             status.restart_in_s = max(0.0, self._failures.restart_at_s - now_s)
+        if engine:
+            status.running.CopyFrom(spec_to_wire(engine.launched.spec))
         if engine and engine.status:
             status.engine.CopyFrom(engine.status)
             status.model_loaded = engine.status.state in (EngineStatus.WARMING, EngineStatus.READY)

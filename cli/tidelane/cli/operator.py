@@ -40,6 +40,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="without its agent for so long, a replica is placed elsewhere (%(default)s)")  # fmt: skip
     add("--forget-after", type=seconds, default=usual.forget_s, metavar="S",
         help="without its agent for so long, a deletion no longer waits for a replica (%(default)s)")  # fmt: skip
+    add("--scale-down-after", type=seconds, default=usual.stabilisation_s, metavar="S",
+        help="one replica fewer must have met every target for so long, by prediction (%(default)s)")  # fmt: skip
     add("--agent-ca", type=Path, metavar="FILE", help="the CA of the agents' certificates, for mutual TLS")
     add("--agent-cert", type=Path, metavar="FILE", help="the operator's certificate for the agents")
     add("--agent-key", type=Path, metavar="FILE", help="its key")
@@ -78,7 +80,12 @@ async def _run(args: argparse.Namespace, agents: Agents, open_channel: OpenChann
         liveness=args.liveness,
         metrics=args.metrics,
         lease=_lease(args.lease),
-        timing=Timing(unreachable_s=args.unreachable_after, move_s=args.move_after, forget_s=args.forget_after),
+        timing=Timing(
+            unreachable_s=args.unreachable_after,
+            move_s=args.move_after,
+            forget_s=args.forget_after,
+            stabilisation_s=args.scale_down_after,
+        ),
     )
     client = await connect(str(args.kubeconfig) if args.kubeconfig else None)
     async with client:

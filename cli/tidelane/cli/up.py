@@ -128,7 +128,8 @@ def _agent_settings(args: argparse.Namespace, folder: Path, scratch: Path, scan:
 
 
 def _replicas(document: Document) -> int:
-    replicas: int = document.manifest["spec"].get("replicas", 1)
+    spec = document.manifest["spec"]
+    replicas: int = spec["scaling"]["max"] if "scaling" in spec else spec.get("replicas", 1)
     return replicas
 
 

@@ -21,6 +21,8 @@ _TOLD: Final = (
     "KVPressure",
     "KVPressureOver",
     "Moved",
+    "ScaledUp",
+    "ScaledDown",
 )
 _QUESTION: Final = "What is the capital of France?"
 

@@ -71,6 +71,11 @@ class Timeline:
         return self.prefill_start_s - self.arrival_s
 
     @property
+    def prefill_s(self) -> float:
+        """The rest of TTFT: from the start of prefill to the first token."""
+        return self.first_token_s - self.prefill_start_s
+
+    @property
     def tpot_s(self) -> float:
         if self.output_tokens <= 1:
             return 0.0

@@ -20,7 +20,12 @@ class LatencySummary:
     tpot_p50_s: float | None
     tpot_p99_s: float | None
     token_gap_p99_s: float | None
+    # The parts of TTFT, each at its own percentile: they do not add up to one of TTFT.
+    queue_p90_s: float | None
     queue_p99_s: float | None
+    queue_at_percentile_s: float | None
+    prefill_p50_s: float | None
+    prefill_at_percentile_s: float | None
     ttft_at_percentile_s: float | None
     tpot_at_percentile_s: float | None
     # TTFT over the target of the request's own length: above 1 is late, whatever the mix of lengths.
@@ -56,6 +61,8 @@ class LatencyWindow:
         input_tokens = at(50, [t.input_tokens for t in timelines])
         ttft = [t.ttft_s for t in timelines]
         tpot = [t.tpot_s for t in timelines]
+        queue = [t.queue_s for t in timelines]
+        prefill = [t.prefill_s for t in timelines]
         return LatencySummary(
             window_s=window_s,
             attainment=Attainment(len(self._ended), within, window_s),
@@ -64,7 +71,11 @@ class LatencyWindow:
             tpot_p50_s=at(50, tpot),
             tpot_p99_s=at(99, tpot),
             token_gap_p99_s=at(99, [t.longest_gap_s for t in timelines]),
-            queue_p99_s=at(99, [t.queue_s for t in timelines]),
+            queue_p90_s=at(90, queue),
+            queue_p99_s=at(99, queue),
+            queue_at_percentile_s=at(slo_percentile, queue),
+            prefill_p50_s=at(50, prefill),
+            prefill_at_percentile_s=at(slo_percentile, prefill),
             ttft_at_percentile_s=at(slo_percentile, ttft),
             tpot_at_percentile_s=at(slo_percentile, tpot),
             ttft_target_ratio_at_percentile=at(

@@ -56,22 +56,38 @@ def placed_replica(
     )
 
 
-def verdicts_of(service: Service, placed: Sequence[PlacedReplica], spec: ServiceSpec) -> dict[str, Verdict]:
-    """Every condition but those that traffic decides. The last three are there only while true."""
+def verdicts_of(
+    service: Service, placed: Sequence[PlacedReplica], one_more: PlacedReplica | None, spec: ServiceSpec
+) -> dict[str, Verdict]:
+    """Every condition but those that traffic decides. The last three are there only while true.
+
+    `one_more` is the replica that comes up before others are replaced.
+    """
     troubles = [trouble for each in placed if (trouble := _trouble(each, service.generation))]
+    rolling = _rolling(one_more, service.generation)
     first = troubles[0] if troubles else None
+    # Those that its load has brought beyond the fewest are no promise: Ready does not blink while they come up.
+    promised = spec.scaling.min if spec.scaling else len(placed)
+    serving = len(placed) - len(troubles)
+    if first is None:
+        ready = Verdict(True, "Serving" if placed else "ScaledToZero")
+    elif serving >= promised:
+        ready = Verdict(True, "Serving", f"{serving} of {len(placed)} replicas; {first.verdict.message}")
+    else:
+        ready = first.verdict
     verdicts = {
         "Scheduled": _scheduled(placed),
         "ModelLoaded": _model_loaded(placed),
-        "Ready": first.verdict if first else Verdict(True, "Serving" if placed else "ScaledToZero"),
+        "Ready": ready,
     }
-    for trouble in troubles:
+    for trouble in [*troubles, *rolling]:
         if trouble.final:
             verdicts["Stalled"] = Verdict(True, trouble.verdict.reason, trouble.verdict.message)
             break
     else:
-        if first:
-            verdicts["Reconciling"] = Verdict(True, first.verdict.reason, first.verdict.message)
+        if pending := [*rolling, *troubles]:
+            told = pending[0].verdict
+            verdicts["Reconciling"] = Verdict(True, told.reason, told.message)
     if spec.ignored:
         verdicts["FieldsIgnored"] = Verdict(
             True, "NotSupportedYet", f"no effect in this version: {', '.join(spec.ignored)}"
@@ -94,6 +110,23 @@ def _trouble(placed: PlacedReplica, generation: int) -> _Trouble | None:
         return _Trouble(Verdict(False, "NotScheduled", f"replica {placed.index}: {placed.waiting}"))
     reason, message, final = _why_not_serving(placed, generation)
     return _Trouble(Verdict(False, reason, f"replica {placed.index} on {placed.node}: {message}"), final)
+
+
+def _rolling(one_more: PlacedReplica | None, generation: int) -> list[_Trouble]:
+    """What there is to say of the one more replica."""
+    if one_more is None:
+        return []
+    if one_more.waiting:
+        message = f"no room for one more replica, so they are replaced one by one: {one_more.waiting}"
+        return [_Trouble(Verdict(False, "RollingOut", message))]
+    trouble = _trouble(one_more, generation)
+    if trouble is None:
+        return [_Trouble(Verdict(False, "RollingOut", "one more replica serves while others are replaced"))]
+    message = f"before others are replaced, one more comes up: {trouble.verdict.message}"
+    if trouble.final:
+        message = f"the others are not replaced: {trouble.verdict.message}"
+        return [_Trouble(Verdict(False, trouble.verdict.reason, message), final=True)]
+    return [_Trouble(Verdict(False, "RollingOut", message))]
 
 
 def _why_not_serving(placed: PlacedReplica, generation: int) -> tuple[str, str, bool]:

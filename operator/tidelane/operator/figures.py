@@ -25,7 +25,10 @@ _PRESSURES: Final = {
     KVPressure.PREEMPTING: "running requests lose their place to others, and are computed again",
     KVPressure.REFUSING: "its queue is full of requests that wait for room in its KV cache",
 }
-_FIGURES: Final = ("ttft", "tpot", "ttftMedian", "tpotMedian", "attainment", "goodput", "lanes")
+_FIGURES: Final = (
+    *("ttft", "tpot", "ttftMedian", "tpotMedian", "ttftQueue", "ttftPrefill"),
+    *("attainment", "goodput", "lanes"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,14 @@ class Figures:
             ("tpotMedian", [each.tpot_median_s for each in windows]),
         ):
             fields[name] = _steady_duration(fields.get(name), max(latencies_s))
+        if parts := [each.parts for each in windows if each.parts]:
+            # A wait of 2 ms in place of 1 ms is no news where TTFT is 500 ms.
+            ttft_s = max(each.ttft_s for each in windows)
+            for name, latency_s in (
+                ("ttftQueue", max(each.queue_s for each in parts)),
+                ("ttftPrefill", max(each.prefill_s for each in parts)),
+            ):
+                fields[name] = _steady_duration(fields.get(name), latency_s, visible_s=_VISIBLE * ttft_s)
         fields["attainment"] = _steady_percent(fields.get("attainment"), share)
         met = share * 100 >= spec.slo.percentile
         return cls(
@@ -121,9 +132,11 @@ def _lanes(written: Status, serving: Sequence[Replica]) -> Sequence[Mapping[str,
     return shown
 
 
-def _steady_duration(written: str | None, measured_s: float) -> str:
-    if written is not None and abs(measured_s - parse_duration_s(written)) <= _VISIBLE * parse_duration_s(written):
-        return written
+def _steady_duration(written: str | None, measured_s: float, visible_s: float = 0.0) -> str:
+    if written is not None:
+        before_s = parse_duration_s(written)
+        if abs(measured_s - before_s) <= max(_VISIBLE * before_s, visible_s):
+            return written
     return format_duration(_two_digits(measured_s))
 
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from tidelane.operator.observation import Device, KVPressure, Lanes, Measured, Node, Phase, Reach, Replica
+from tidelane.operator.observation import Device, KVPressure, Lanes, Measured, Node, Phase, Reach, Replica, TtftParts
 from tidelane.operator.resources import ObjectRef
 from tidelane.rpc import node_agent_pb2 as pb
-from tidelane.rpc.serving_pb2 import Load
-from tidelane.rpc.wire import ReplicaRef, objective_from_wire, ref_from_wire
+from tidelane.rpc.serving_pb2 import Latency, Load
+from tidelane.rpc.wire import ReplicaRef, objective_from_wire, ref_from_wire, spec_from_wire
 
 _PHASES: Final[Mapping[int, Phase]] = {
     pb.ReplicaStatus.STARTING: Phase.STARTING,
@@ -98,27 +98,40 @@ def _replica(status: pb.ReplicaStatus, address: str) -> Replica:
         host=status.host or address,
         port=status.port,
         model_loaded=status.model_loaded,
-        measured=Measured(
-            latency.requests,
-            latency.ttft_at_percentile_s,
-            latency.tpot_at_percentile_s,
-            latency.attainment,
-            latency.goodput_rps,
-            latency.ttft_p50_s,
-            latency.tpot_p50_s,
-        )
-        if status.engine.HasField("latency")
-        else None,
+        measured=_measured(latency) if status.engine.HasField("latency") else None,
         lanes=Lanes(lanes.decode_compute_units, lanes.prefill_compute_units) if lanes.decode_compute_units else None,
         kv_pressure=_PRESSURES.get(status.engine.load.kv_pressure),
+        idle=status.engine.HasField("load") and not status.engine.load.running and not status.engine.load.waiting,
         reach=Reach(reach.input_tokens, reach.ttft_s, reach.tpot_s) if status.engine.HasField("reach") else None,
         objective=objective_from_wire(status.objective) if status.HasField("objective") else None,
+        running=spec_from_wire(status.running, "running") if status.HasField("running") else None,
         serves_objective=status.serves_objective or not status.HasField("objective"),
     )
 
 
+def _measured(latency: Latency) -> Measured:
+    return Measured(
+        latency.requests,
+        latency.ttft_at_percentile_s,
+        latency.tpot_at_percentile_s,
+        latency.attainment,
+        latency.goodput_rps,
+        latency.ttft_p50_s,
+        latency.tpot_p50_s,
+        latency.window_s,
+        TtftParts(
+            latency.queue_at_percentile_s,
+            latency.prefill_at_percentile_s,
+            latency.queue_p90_s,
+            latency.prefill_p50_s,
+        )
+        if latency.prefill_p50_s > 0
+        else None,
+    )
+
+
 def _without_figures(replica: Replica) -> Replica:
-    return replace(replica, measured=None, lanes=None, kv_pressure=None, reach=None)
+    return replace(replica, measured=None, lanes=None, kv_pressure=None, reach=None, idle=False)
 
 
 def _service(ref: ReplicaRef) -> ObjectRef:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from enum import Enum, StrEnum
 
 from tidelane.operator.resources import RawObject
-from tidelane.rpc.wire import Objective, ReplicaRef
+from tidelane.rpc.wire import Objective, ReplicaRef, ReplicaSpec
 
 
 class Phase(StrEnum):
@@ -21,10 +22,23 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TtftParts:
+    """TTFT's two parts, each by itself: the wait until prefill began, and the time from there to the first token.
+
+    `queue_s` and `prefill_s` are at the SLO's percentile.
+    """
+
+    queue_s: float
+    prefill_s: float
+    queue_p90_s: float
+    prefill_median_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """Latency over the engine's last window. `requests` 0: nothing ended in it, and the rest means nothing.
 
-    `ttft_s` and `tpot_s` are at the SLO's percentile.
+    `ttft_s` and `tpot_s` are at the SLO's percentile. `parts` None: an older engine does not tell them.
     """
 
     requests: int
@@ -34,6 +48,8 @@ class Measured:
     goodput_rps: float
     ttft_median_s: float = 0.0
     tpot_median_s: float = 0.0
+    window_s: float = 0.0
+    parts: TtftParts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +80,9 @@ class KVPressure(Enum):
 class Replica:
     """One replica as its agent last reported it. `serving_generation` None: it serves nothing yet.
 
-    `objective` is the one last applied, and `serves_objective` whether its engine is held to it; None: its agent takes
-    another objective only with another generation.
+    `idle`: its engine has no request, neither running nor waiting. `objective` is the one last applied, and
+    `serves_objective` whether its engine is held to it; None: its agent takes another objective only with another
+    generation. `running` is what its engine runs with; None: there is none, or its agent does not tell.
     """
 
     ref: ReplicaRef
@@ -79,9 +96,11 @@ class Replica:
     measured: Measured | None = None
     lanes: Lanes | None = None
     kv_pressure: KVPressure | None = None
+    idle: bool = False
     reach: Reach | None = None
     objective: Objective | None = None
     serves_objective: bool = True
+    running: ReplicaSpec | None = None
 
     def lacks(self, objective: Objective) -> bool:
         """Whether its agent must be told of this one."""
@@ -146,7 +165,8 @@ class Observed:
 
     `promised` lists, by node, the devices that each replica of another service will take there and that the node does
     not report yet. `children` are the Service of the service's name, whoever owns it, and its EndpointSlices.
-    `watching_for_s` is how long the agents have been watched.
+    `watching_for_s` is how long the agents have been watched. `calm_since` is that of the last `Decision` on the number
+    of replicas.
     """
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
@@ -154,6 +174,7 @@ class Observed:
     promised: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     refusals: Mapping[tuple[str, ReplicaRef], Refusal] = field(default_factory=dict)
     watching_for_s: float = 0.0
+    calm_since: datetime | None = None
 
     def lost_for_s(self, node_name: str) -> float:
         """How long its agent has been out of reach; 0: it is connected. A node never heard of counts from the start."""
@@ -174,7 +195,8 @@ class Timing:
     """How long the operator waits for what.
 
     After `unreachable_s` without its agent a replica no longer counts as ready; after `move_s` it is placed elsewhere;
-    after `forget_s` a deletion no longer waits for it. `recheck_s` is a safety net under the events that tell of room.
+    after `forget_s` a deletion no longer waits for it. A service gets one replica fewer once that would have done for
+    `stabilisation_s`. `recheck_s` is a safety net under the events that tell of room.
     """
 
     unreachable_s: float = 10.0
@@ -184,3 +206,4 @@ class Timing:
     figures_s: float = 10.0
     refusal_s: float = 15.0
     recheck_s: float = 60.0
+    stabilisation_s: float = 300.0

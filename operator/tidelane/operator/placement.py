@@ -32,14 +32,19 @@ class Placements:
     moves: tuple[Move, ...] = ()
 
 
-def place(service: Service, spec: ServiceSpec, observed: Observed, timing: Timing) -> Placements:
-    """An owner for each replica that has none or must leave it, where there is room."""
-    count = spec.replicas or 0
-    recorded = {index: node for index, node in service.placements.items() if index < count}
+def place(
+    service: Service, spec: ServiceSpec, observed: Observed, timing: Timing, surge: int | None = None
+) -> Placements:
+    """An owner for each replica that has none or must leave it, where there is room.
+
+    `surge` is the index of one more, beyond the number wanted.
+    """
+    indexes = [*range(spec.replicas or 0), *(() if surge is None else (surge,))]
+    recorded = {index: node for index, node in service.placements.items() if index in indexes}
     owners: dict[int, str] = {}
     waiting: dict[int, str] = {}
     moves: list[Move] = []
-    for index in range(count):
+    for index in indexes:
         ref = service.replica_ref(index)
         owner = recorded.get(index) or _reporting(ref, observed)
         why = "" if owner is None else _reason_to_leave(owner, ref, service.generation, observed, timing)

@@ -8,15 +8,17 @@ to a second owner.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from tidelane.operator import children
 from tidelane.operator.conditions import Verdict
 from tidelane.operator.observation import Observed, Phase, Replica, Timing
 from tidelane.operator.placement import Placements, place
+from tidelane.operator.replica_count import replica_count, scaling_status
 from tidelane.operator.reports import Report, reports
 from tidelane.operator.resources import FINALIZER, ObjectRef, RawObject, Service, ServiceSpec, Status
+from tidelane.operator.rollout import held_back, rollout
 from tidelane.operator.status import deleting_status, refused_status, service_status
 from tidelane.rpc.wire import ReplicaRef, ReplicaSpec
 
@@ -66,10 +68,14 @@ Action = SetFinalizers | WriteStatus | StartReplica | StopReplica | ApplyChild |
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`again_in_s`: when to plan again though nothing has happened; None: not before something does."""
+    """`again_in_s`: when to plan again though nothing has happened; None: not before something does.
+
+    `calm_since` is to be observed by the next plan for this service.
+    """
 
     actions: tuple[Action, ...] = ()
     again_in_s: float | None = None
+    calm_since: datetime | None = None
 
 
 def plan(ref: ObjectRef, service: Service | None, observed: Observed, now: datetime, timing: Timing) -> Plan:
@@ -85,9 +91,6 @@ def plan(ref: ObjectRef, service: Service | None, observed: Observed, now: datet
     spec = service.spec
     if isinstance(spec, str):
         return _refuse(service, finalizers, Verdict(False, "InvalidSpec", spec), observed, now, timing)
-    if spec.unsupported:
-        message = f"this version cannot do {'; '.join(spec.unsupported)}"
-        return _refuse(service, finalizers, Verdict(False, "NotSupportedYet", message), observed, now, timing)
     return _serve(service, spec, finalizers, observed, now, timing)
 
 
@@ -99,21 +102,32 @@ def _serve(
     now: datetime,
     timing: Timing,
 ) -> Plan:
-    placements = place(service, spec, observed, timing)
-    starts = list(_starts(service, spec, placements, observed))
+    count = replica_count(service, spec, observed, timing, now)
+    spec = replace(spec, replicas=count.replicas)
+    rolling = rollout(service, spec, observed)
+    placements = place(service, spec, observed, timing, rolling.surge)
+    held = held_back(service, spec, rolling, placements, observed)
+    starts = [start for start in _starts(service, spec, placements, observed) if start.spec.ref.index not in held]
     wanted = {service.replica_ref(index): node for index, node in placements.owners.items()}
     stops = list(_stops(service.ref, wanted, observed, timing))
-    status, figures_in_s = service_status(service, spec, placements, observed, timing, now)
+    scaling = scaling_status(service, spec, count, now)
+    status, figures_in_s = service_status(service, spec, scaling, rolling.surge, placements, observed, timing, now)
     recorded = placements.owners.items() <= service.placements.items()
-    if recorded and _updating_in_place(service, spec, placements, observed):
+    if (
+        recorded
+        and rolling.surge is None
+        and not rolling.outdated
+        and _updating_in_place(service, spec, placements, observed)
+    ):
         # Until the new generation serves, the status speaks of the old one, which does: Ready does not blink.
         writes: list[Action] = []
     else:
         writes = _writes(service, status, placements, observed)
-    waits = [figures_in_s, *_deadlines(service, placements, observed, timing)]
+    waits = [figures_in_s, count.again_in_s, *_deadlines(service, placements, observed, timing)]
     return Plan(
         (*finalizers, *writes, *stops, *starts, *_children(service, placements.owners, observed)),
         min((wait for wait in waits if wait is not None), default=None),
+        count.calm_since,
     )
 
 

@@ -88,6 +88,7 @@ class Reconciler:
         self._claims: dict[ObjectRef, _Claims] = {}
         self._refusals: dict[tuple[str, ReplicaRef], tuple[Refusal, float]] = {}
         self._waiting: set[ObjectRef] = set()
+        self._calm_since: dict[ObjectRef, datetime | None] = {}
 
     async def start(self) -> list[ObjectRef]:
         """Learns who owns what before anything is placed. Returns the names there are."""
@@ -115,6 +116,7 @@ class Reconciler:
         service = self._policies().applied(Service.parse(read.service)) if read.service else None
         observed = self._observe(ref, read)
         made = plan(ref, service, observed, self._now(), self._timing)
+        self._calm_since[ref] = made.calm_since
         # Before anything is awaited: what is given to this service must not be given to another meanwhile.
         self._remember(ref, service, made.actions)
         refused = False
@@ -137,6 +139,7 @@ class Reconciler:
             promised=self._promised(ref, nodes),
             refusals=self._live_refusals(ref),
             watching_for_s=self._agents.watching_for_s,
+            calm_since=self._calm_since.get(ref),
         )
 
     def _promised(self, ref: ObjectRef, nodes: Mapping[str, Node]) -> Mapping[str, tuple[int, ...]]:
@@ -164,6 +167,7 @@ class Reconciler:
         if service is None:
             self._claims.pop(ref, None)
             self._reads.pop(ref, None)
+            self._calm_since.pop(ref, None)
             del self._changes[ref]
             return
         placements = service.placements

@@ -29,6 +29,8 @@ def _reports(service: Service, status: Status, moves: Sequence[Move], warnings: 
     after = {each["type"]: each for each in status.get("conditions", ())}
     for move in moves:
         yield Report("Moved", f"replica {move.index} from {move.source} to {move.target}: {move.why}", warning=True)
+    if scaled := _scaled(service.status, status):
+        yield scaled
     if scheduled := _news(before.get("Scheduled"), after.get("Scheduled")):
         yield Report(scheduled["reason"], scheduled["message"], warning=scheduled["status"] != "True")
     if stalled := _news(before.get("Stalled"), after.get("Stalled")):
@@ -45,6 +47,14 @@ def _reports(service: Service, status: Status, moves: Sequence[Move], warnings: 
             yield Report("KVPressure", pressure["message"], warning=True)
         elif _status(before.get("KVPressure")) == "True":
             yield Report("KVPressureOver", "there is room in the KV cache again")
+
+
+def _scaled(written: Status, status: Status) -> Report | None:
+    before, after = written.get("scaling"), status.get("scaling")
+    if before is None or after is None or before["replicas"] == after["replicas"]:
+        return None
+    word = "ScaledUp" if after["replicas"] > before["replicas"] else "ScaledDown"
+    return Report(word, f"{before['replicas']} to {after['replicas']} replicas: {after['reason']}")
 
 
 def _of_targets(

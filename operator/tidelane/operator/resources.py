@@ -44,6 +44,12 @@ class Placement(TypedDict):
     node: str
 
 
+class ScalingStatus(TypedDict):
+    replicas: int
+    reason: str
+    changedAt: str
+
+
 class Status(TypedDict, total=False):
     """`status` of an InferenceService; the CRD says what each field means."""
 
@@ -59,10 +65,14 @@ class Status(TypedDict, total=False):
     tpot: str
     ttftMedian: str
     tpotMedian: str
+    ttftQueue: str
+    ttftPrefill: str
     attainment: int
     goodput: str
     lanes: Sequence[Mapping[str, Any]]
     measuredAt: str
+    scaling: ScalingStatus
+    surge: int
 
 
 class _Spec(TypedDict):
@@ -93,8 +103,16 @@ class ObjectRef:
 
 
 @dataclass(frozen=True, slots=True)
+class ScalingBounds:
+    """Of the number of replicas by load."""
+
+    min: int
+    max: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceSpec:
-    """What is wanted. `replicas` None: by load, between bounds that this version cannot follow.
+    """What is wanted. `replicas` None: by load, within `scaling`.
 
     `own` are the targets and bounds that the service states itself, `effective` those in force.
     """
@@ -106,9 +124,8 @@ class ServiceSpec:
     late_requests: LateRequests
     kv_cache: KvCacheSpec
     replicas: int | None
+    scaling: ScalingBounds | None
     devices: int
-    # Fields set in the manifest that ask for what this version cannot do.
-    unsupported: tuple[str, ...]
     # Fields set in the manifest or by policies that the service does without, as they have no effect in this version.
     ignored: tuple[str, ...]
 
@@ -130,8 +147,8 @@ class ServiceSpec:
             late_requests=LateRequests(execution.get("lateRequests", "Serve")),
             kv_cache=_parse_kv_cache(kv_cache),
             replicas=spec.get("replicas", None if "scaling" in spec else 1),
+            scaling=_parse_scaling(spec.get("scaling")),
             devices=spec.get("resources", {}).get("gpus", 1),
-            unsupported=tuple(_unsupported(spec)),
             ignored=tuple(_ignored(execution, kv_cache)),
         )
 
@@ -261,8 +278,9 @@ def _ignored_of_policies(mode: ExecutionMode, effective: Effective) -> list[str]
     return [f"{name} of {source} ({mode} has no border to move)" for name, source in theirs.items() if source != SPEC]
 
 
-def _unsupported(spec: _Spec) -> list[str]:
-    return ["spec.scaling (use spec.replicas)"] if "scaling" in spec else []
+def _parse_scaling(scaling: Mapping[str, int] | None) -> ScalingBounds | None:
+    # Stored before the schema refused it, 0 is the fewest that can serve: with none there is no load to go by.
+    return ScalingBounds(max(1, scaling["min"]), scaling["max"]) if scaling else None
 
 
 def _parse_kv_cache(kv_cache: Mapping[str, Any]) -> KvCacheSpec:

@@ -11,27 +11,38 @@ from tidelane.operator.conditions import Verdict, conditions, placed_replica, ti
 from tidelane.operator.figures import Figures
 from tidelane.operator.observation import Observed, Replica, Timing
 from tidelane.operator.placement import Placements
-from tidelane.operator.resources import Service, ServiceSpec, Status, effective_status
+from tidelane.operator.resources import ScalingStatus, Service, ServiceSpec, Status, effective_status
 
 _LISTED: Final = 8
 
 
 def service_status(
-    service: Service, spec: ServiceSpec, placements: Placements, observed: Observed, timing: Timing, now: datetime
+    service: Service,
+    spec: ServiceSpec,
+    scaling: ScalingStatus | None,
+    surge: int | None,
+    placements: Placements,
+    observed: Observed,
+    timing: Timing,
+    now: datetime,
 ) -> tuple[Status, float | None]:
     """What `status` should say, and in how many seconds figures held back may be written; None: none are.
 
     The status equals what it was when nothing that shows has changed.
     """
     placed = [placed_replica(service, index, placements, observed, timing) for index in range(spec.replicas or 0)]
-    serving = [each.replica for each in placed if each.replica and not each.lost and each.replica.serves]
-    verdicts = verdicts_of(service, placed, spec)
+    one_more = None if surge is None else placed_replica(service, surge, placements, observed, timing)
+    running = [*placed, *([one_more] if one_more else [])]
+    serving = [each.replica for each in running if each.replica and not each.lost and each.replica.serves]
+    verdicts = verdicts_of(service, placed, one_more, spec)
     rest: dict[str, Any] = {
         "observedGeneration": service.generation,
         "placements": [{"replica": index, "node": node} for index, node in sorted(placements.owners.items())],
         "replicas": len(placements.owners),
         "readyReplicas": sum(each.serves(service.generation) for each in placed),
         **effective_status(spec.effective),
+        **({"scaling": scaling} if scaling else {}),
+        **({} if surge is None else {"surge": surge}),
     }
     if serving:
         rest["endpoint"] = endpoint(serving[0])

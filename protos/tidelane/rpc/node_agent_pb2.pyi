@@ -137,7 +137,7 @@ class Device(_message.Message):
     def __init__(self, id: _Optional[str] = ..., kind: _Optional[_Union[Device.Kind, str]] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., compute_units: _Optional[int] = ..., healthy: _Optional[bool] = ..., held_by: _Optional[_Iterable[_Union[ReplicaId, _Mapping]]] = ..., slots: _Optional[int] = ..., claimed_memory_bytes: _Optional[int] = ...) -> None: ...
 
 class ReplicaStatus(_message.Message):
-    __slots__ = ("id", "generation", "serving_generation", "phase", "message", "host", "port", "restarts", "restart_in_s", "device_ids", "engine", "ready_since_unix_s", "model_loaded", "objective", "serves_objective")
+    __slots__ = ("id", "generation", "serving_generation", "phase", "message", "host", "port", "restarts", "restart_in_s", "device_ids", "engine", "ready_since_unix_s", "model_loaded", "objective", "serves_objective", "running")
     class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         PHASE_UNSPECIFIED: _ClassVar[ReplicaStatus.Phase]
@@ -167,6 +167,7 @@ class ReplicaStatus(_message.Message):
     MODEL_LOADED_FIELD_NUMBER: _ClassVar[int]
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
     SERVES_OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
     id: ReplicaId
     generation: int
     serving_generation: int
@@ -182,4 +183,5 @@ class ReplicaStatus(_message.Message):
     model_loaded: bool
     objective: _serving_pb2.Objective
     serves_objective: bool
-    def __init__(self, id: _Optional[_Union[ReplicaId, _Mapping]] = ..., generation: _Optional[int] = ..., serving_generation: _Optional[int] = ..., phase: _Optional[_Union[ReplicaStatus.Phase, str]] = ..., message: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., restarts: _Optional[int] = ..., restart_in_s: _Optional[float] = ..., device_ids: _Optional[_Iterable[str]] = ..., engine: _Optional[_Union[_serving_pb2.EngineStatus, _Mapping]] = ..., ready_since_unix_s: _Optional[float] = ..., model_loaded: _Optional[bool] = ..., objective: _Optional[_Union[_serving_pb2.Objective, _Mapping]] = ..., serves_objective: _Optional[bool] = ...) -> None: ...
+    running: ReplicaSpec
+    def __init__(self, id: _Optional[_Union[ReplicaId, _Mapping]] = ..., generation: _Optional[int] = ..., serving_generation: _Optional[int] = ..., phase: _Optional[_Union[ReplicaStatus.Phase, str]] = ..., message: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., restarts: _Optional[int] = ..., restart_in_s: _Optional[float] = ..., device_ids: _Optional[_Iterable[str]] = ..., engine: _Optional[_Union[_serving_pb2.EngineStatus, _Mapping]] = ..., ready_since_unix_s: _Optional[float] = ..., model_loaded: _Optional[bool] = ..., objective: _Optional[_Union[_serving_pb2.Objective, _Mapping]] = ..., serves_objective: _Optional[bool] = ..., running: _Optional[_Union[ReplicaSpec, _Mapping]] = ...) -> None: ...

@@ -153,7 +153,7 @@ class Load(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., preemptions: _Optional[int] = ..., rejected: _Optional[int] = ..., kv_pressure: _Optional[_Union[Load.Pressure, str]] = ...) -> None: ...
 
 class Latency(_message.Message):
-    __slots__ = ("window_s", "requests", "ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s", "token_gap_p99_s", "queue_p99_s", "ttft_at_percentile_s", "tpot_at_percentile_s", "attainment", "goodput_rps", "ttft_target_ratio_at_percentile")
+    __slots__ = ("window_s", "requests", "ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s", "token_gap_p99_s", "queue_p99_s", "ttft_at_percentile_s", "tpot_at_percentile_s", "attainment", "goodput_rps", "ttft_target_ratio_at_percentile", "queue_p90_s", "queue_at_percentile_s", "prefill_p50_s", "prefill_at_percentile_s")
     WINDOW_S_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     TTFT_P50_S_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +167,10 @@ class Latency(_message.Message):
     ATTAINMENT_FIELD_NUMBER: _ClassVar[int]
     GOODPUT_RPS_FIELD_NUMBER: _ClassVar[int]
     TTFT_TARGET_RATIO_AT_PERCENTILE_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_P90_S_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_AT_PERCENTILE_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_P50_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_AT_PERCENTILE_S_FIELD_NUMBER: _ClassVar[int]
     window_s: float
     requests: int
     ttft_p50_s: float
@@ -180,7 +184,11 @@ class Latency(_message.Message):
     attainment: float
     goodput_rps: float
     ttft_target_ratio_at_percentile: float
-    def __init__(self, window_s: _Optional[float] = ..., requests: _Optional[int] = ..., ttft_p50_s: _Optional[float] = ..., ttft_p99_s: _Optional[float] = ..., tpot_p50_s: _Optional[float] = ..., tpot_p99_s: _Optional[float] = ..., token_gap_p99_s: _Optional[float] = ..., queue_p99_s: _Optional[float] = ..., ttft_at_percentile_s: _Optional[float] = ..., tpot_at_percentile_s: _Optional[float] = ..., attainment: _Optional[float] = ..., goodput_rps: _Optional[float] = ..., ttft_target_ratio_at_percentile: _Optional[float] = ...) -> None: ...
+    queue_p90_s: float
+    queue_at_percentile_s: float
+    prefill_p50_s: float
+    prefill_at_percentile_s: float
+    def __init__(self, window_s: _Optional[float] = ..., requests: _Optional[int] = ..., ttft_p50_s: _Optional[float] = ..., ttft_p99_s: _Optional[float] = ..., tpot_p50_s: _Optional[float] = ..., tpot_p99_s: _Optional[float] = ..., token_gap_p99_s: _Optional[float] = ..., queue_p99_s: _Optional[float] = ..., ttft_at_percentile_s: _Optional[float] = ..., tpot_at_percentile_s: _Optional[float] = ..., attainment: _Optional[float] = ..., goodput_rps: _Optional[float] = ..., ttft_target_ratio_at_percentile: _Optional[float] = ..., queue_p90_s: _Optional[float] = ..., queue_at_percentile_s: _Optional[float] = ..., prefill_p50_s: _Optional[float] = ..., prefill_at_percentile_s: _Optional[float] = ...) -> None: ...
 
 class Reach(_message.Message):
     __slots__ = ("input_tokens", "ttft_s", "tpot_s")

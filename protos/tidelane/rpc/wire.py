@@ -7,7 +7,7 @@ begins with the path of the field at fault. Absent and zero fields take the mean
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from typing_extensions import override
@@ -145,6 +145,12 @@ class ReplicaSpec:
             raise ValueError("devices must be at least 1")
         if self.port is not None and not 0 < self.port < 65536:
             raise ValueError(f"port: {self.port} must lie between 1 and 65535")
+
+    def takes_another_engine(self, running: ReplicaSpec) -> bool:
+        """Whether this is more than another objective for one that runs as `running`, which takes that as it runs."""
+        # A port left to the agent stays what it is.
+        port = self.port if self.port is not None else running.port
+        return replace(self, objective=running.objective, generation=running.generation, port=port) != running
 
 
 def slo_to_wire(slo: Slo) -> serving_pb2.Slo:

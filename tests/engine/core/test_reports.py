@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tidelane.engine.estimation.reach import reach
@@ -88,3 +89,15 @@ def test_the_agent_hears_what_is_within_reach_of_the_median_prompt() -> None:
     expected = reach(world.ledger.estimates, units, units, 22)
     assert (found.input_tokens, found.ttft_s, found.tpot_s) == (22, expected.ttft_s, expected.tpot_s)
     assert expected.tpot_s > 0
+
+
+def test_the_agent_hears_how_long_prompts_waited() -> None:
+    world = World()
+    objective = Objective(Slo(ttft_s=2, tpot_s=0.2, percentile=50), ExecutionMode.LANES)
+    window = LatencyWindow(world.clock)
+    for queue_s, prefill_s in ((0.1, 0.4), (0.2, 0.5), (0.3, 0.6)):
+        window.add(Timeline(0.0, queue_s, queue_s + prefill_s, 2.0, 10, 9), objective.slo)
+    identity, ready = serving_pb2.EngineStatus(), serving_pb2.EngineStatus.READY
+    latency = engine_status(identity, ready, world.ledger, world.usage, window, objective, Pressure.NONE).latency
+    assert (latency.queue_at_percentile_s, latency.queue_p90_s) == (0.2, 0.3)
+    assert (latency.prefill_p50_s, latency.prefill_at_percentile_s) == pytest.approx((0.5, 0.5))

@@ -63,6 +63,21 @@ def test_the_window_counts_what_ended_in_it() -> None:
     assert summary.ttft_target_ratio_at_percentile == pytest.approx(0.5)
 
 
+def test_the_window_tells_the_parts_of_ttft() -> None:
+    window = LatencyWindow(VirtualClock())
+    # The longest waits are not those of the longest prompts.
+    for nth in range(1, 21):
+        queue_s, prefill_s = nth / 100, 1 - nth / 100
+        window.add(Timeline(0.0, queue_s, queue_s + prefill_s, 2.0, 10, 2), SLO)
+    summary = window.summary(95)
+    assert summary.queue_p90_s == pytest.approx(0.18)
+    assert summary.queue_at_percentile_s == pytest.approx(0.19)
+    assert summary.queue_p99_s == pytest.approx(0.2)
+    assert summary.prefill_p50_s == pytest.approx(0.89)
+    assert summary.prefill_at_percentile_s == pytest.approx(0.98)
+    assert LatencyWindow(VirtualClock()).summary(99).queue_p90_s is None
+
+
 def test_an_empty_window_has_no_percentiles() -> None:
     summary = LatencyWindow(VirtualClock()).summary(99)
     assert summary.attainment.share is None

@@ -176,7 +176,7 @@ class RequestRecord:
         metrics = self._metrics
         metrics.e2e.observe(timeline.last_token_s - timeline.arrival_s)
         metrics.queue.observe(timeline.queue_s)
-        metrics.prefill.observe(timeline.first_token_s - timeline.prefill_start_s)
+        metrics.prefill.observe(timeline.prefill_s)
         metrics.decode.observe(timeline.last_token_s - timeline.first_token_s)
         metrics.prompt_length.observe(timeline.input_tokens)
         metrics.output_length.observe(timeline.output_tokens)
