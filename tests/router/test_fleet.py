@@ -119,7 +119,7 @@ def test_many_backends_are_asked_less_often_but_before_they_are_in_doubt(
     [
         ([], "name replicas with --backend URL or --backends-dns HOST:PORT"),
         (["--backend", "https://x"], "--backend: 'https://x': expected http://HOST:PORT (engines speak plain HTTP)"),
-        (["--backend", "a", "--poll", "2"], "--poll: 2 must be at most 1.5: what was heard soon grows stale"),
+        (["--backend", "a", "--poll", "2"], "--poll: 2 must be at most 1.5: what is heard grows stale"),
         (["--backends-dns", "x"], "--backends-dns: 'x': expected HOST:PORT, such as chat-engines.default.svc:8000"),
     ],
 )
