@@ -58,9 +58,7 @@ def run(args: argparse.Namespace) -> int:
         if not (config.backends or config.names):
             raise ValueError("name replicas with --backend URL or --backends-dns HOST:PORT")
         if args.poll > LONGEST_POLL_S:
-            raise ValueError(
-                f"--poll: {args.poll:g} must be at most {LONGEST_POLL_S:g}: what was heard soon grows stale"
-            )
+            raise ValueError(f"--poll: {args.poll:g} must be at most {LONGEST_POLL_S:g}: what is heard grows stale")
     except ValueError as error:
         print(f"tidelane router: {error}", file=sys.stderr)
         return os.EX_USAGE
