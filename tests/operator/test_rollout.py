@@ -67,7 +67,7 @@ def test_it_is_told_while_it_goes_on() -> None:
     world = up(1, "a", "b")
     world.edit(model=OTHER)
     world.settle()
-    assert (world.status["surge"], world.status["observedGeneration"]) == (1, 2)
+    assert (world.status["surge"], world.status["replicas"], world.status["observedGeneration"]) == (1, 1, 2)
     assert world.condition("Reconciling") == ("True", "RollingOut")
     assert message(world, "Reconciling").startswith("before others are replaced, one more comes up: replica 1 on b: ")
     assert world.condition("Ready") == ("False", "Updating")

@@ -64,6 +64,7 @@ def decided(
     return decide(Wanted(within, SLO), present or len(of), of, calm_since, START, STABILISATION_S)
 
 
+@settings(max_examples=40)
 @given(within=bounds, present=st.integers(1, 14), of=st.lists(replicas | st.none(), max_size=14), calm_since=calm)
 def test_within_the_bounds_and_never_by_too_much(
     within: ScalingBounds, present: int, of: list[Replica | None], calm_since: datetime | None
@@ -75,6 +76,7 @@ def test_within_the_bounds_and_never_by_too_much(
     assert bool(made.reason) == (made.replicas != present)
 
 
+@settings(max_examples=40)
 @given(within=bounds, of=st.lists(replicas, min_size=1, max_size=6), calm_since=calm, data=st.data())
 def test_the_order_of_replicas_does_not_matter(
     within: ScalingBounds, of: list[Replica], calm_since: datetime | None, data: st.DataObject
@@ -83,6 +85,7 @@ def test_the_order_of_replicas_does_not_matter(
     assert decided(within, shuffled, calm_since) == decided(within, numbered(of), calm_since)
 
 
+@settings(max_examples=40)
 @given(
     within=bounds,
     of=st.lists(replicas, min_size=1, max_size=6),
@@ -113,6 +116,7 @@ def test_more_load_never_means_fewer(
     assert decided(within, after, calm_since).replicas >= decided(within, of, calm_since).replicas
 
 
+@settings(max_examples=40)
 @given(within=bounds, figures=replicas, present=st.integers(1, 12))
 def test_steady_figures_move_the_number_one_way_only(within: ScalingBounds, figures: Replica, present: int) -> None:
     present, calm_since, numbers = min(max(present, within.min), within.max), None, []

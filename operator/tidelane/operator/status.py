@@ -38,7 +38,8 @@ def service_status(
     rest: dict[str, Any] = {
         "observedGeneration": service.generation,
         "placements": [{"replica": index, "node": node} for index, node in sorted(placements.owners.items())],
-        "replicas": len(placements.owners),
+        # What autoscalers read: the one more of a roll-out is not theirs to count.
+        "replicas": len(placements.owners.keys() - {surge}),
         "readyReplicas": sum(each.serves(service.generation) for each in placed),
         **effective_status(spec.effective),
         **({"scaling": scaling} if scaling else {}),
