@@ -220,9 +220,23 @@ def test_all_ends_with_an_error_if_the_engine_gives_up(policy: str) -> None:
     assert here.ledger.pool.device.kept == here.ledger.pool.host.pinned == 0
 
 
-@settings(max_examples=60, deadline=None)
-@given(policy=st.sampled_from(POLICIES), seed=st.integers(0, 10_000), failing=st.booleans())
+SOME = given(policy=st.sampled_from(POLICIES), seed=st.integers(0, 10_000), failing=st.booleans())
+
+
+@settings(max_examples=12, deadline=None)
+@SOME
 def test_whatever_comes_goes_or_fails_nothing_is_left_held(policy: str, seed: int, failing: bool) -> None:
+    anything_goes(policy, seed, failing=failing)
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
+@SOME
+def test_whatever_comes_goes_or_fails_nothing_is_left_held_often(policy: str, seed: int, failing: bool) -> None:
+    anything_goes(policy, seed, failing=failing)
+
+
+def anything_goes(policy: str, seed: int, *, failing: bool) -> None:
     chance = random.Random(seed)
     # One launch in so many fails: of streams no more than one in a row, as the tenth is never beside the eleventh.
     launches = [0]
