@@ -36,7 +36,9 @@ from tidelane.cli.traces import check_outputs
 from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.kv.host_memory import HostMemory
 from tidelane.engine.kv.layout import KVLayout
-from tidelane.engine.kv.streaming import DeviceBlocks, StreamedContext
+from tidelane.engine.kv.stream_run import StreamRun
+from tidelane.engine.kv.streaming import StreamedContext
+from tidelane.engine.kv.traffic import Traffic
 from tidelane.engine.model import attention
 from tidelane.engine.model.attention_parts import Attended, attend_part
 from tidelane.engine.model.forward import SlicedModel
@@ -116,13 +118,13 @@ class Rig:
         self.layout = KVLayout(layers=layers, heads=1, key_dim=HEAD_DIM, value_dim=HEAD_DIM, element_bytes=4)
         part_blocks = self.layout.blocks_for(max(LEAST_PART_TOKENS, tokens // POOL_SHARE))
         self.part_tokens = part_blocks * self.layout.block_tokens
-        self.blocks = DeviceBlocks(0, part_blocks, part_blocks + 1)
+        self.blocks = StreamRun(0, part_blocks, part_blocks + 1)
         self.pool = DevicePool.allocate(self.layout, self.blocks.count, torch.float32, torch.device("cpu"))
         slots = self.layout.blocks_for(tokens + new_tokens)
         self.host = HostMemory.allocate(self.layout, slots)
         # In any order, as the books of an engine leave them.
         order = torch.randperm(slots).tolist()
-        self.context = StreamedContext(self.pool, self.host, self.blocks, order)
+        self.context = StreamedContext(self.pool, self.host, self.blocks, order, Traffic())
         self.model = StreamedModel(SlicedModel(llama), self.context)
 
 

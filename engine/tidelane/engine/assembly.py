@@ -29,6 +29,7 @@ from tidelane.engine.kv.keys import TokenNames
 from tidelane.engine.kv.layout import KVLayout
 from tidelane.engine.kv.moves import Mover
 from tidelane.engine.kv.retention import IDLE_TIMEOUT_S, ByServiceTier
+from tidelane.engine.kv.stream_run import StreamRun
 from tidelane.engine.lanes.cores import CpuLanes, leave_compute_to_lanes
 from tidelane.engine.lanes.green import widen_queues
 from tidelane.engine.lanes.partition import PartitionTable, partition_table
@@ -93,6 +94,11 @@ class _Compute:
     shares: bool = True
     below: Below = field(default_factory=Below)
 
+    @property
+    def stream_run(self) -> StreamRun | None:
+        """What a context larger than the pool streams through; None: none can."""
+        return None if self.below.host is None else StreamRun.at_end_of(self.blocks)
+
 
 def load_parts(config: ComputeConfig) -> Parts:
     """Raises CannotServe when they can never run as asked. The calling thread computes with one thread from then on."""
@@ -135,6 +141,8 @@ def assemble(
         disk_slots=compute.below.disk_slots,
         fetch_s=fetch_s,
         look_ahead=partial(Prefetcher, fetch_s=fetch_s, clock=time.monotonic) if config.kv_prefetch else NoLookAhead,
+        stream_run=compute.stream_run,
+        read_s=compute.below.read_times().seconds,
     )
     ledger.pool.disk.restore(compute.below.left)
     executor = compute.executor(ledger.sequences, wakeup.notify)
@@ -155,7 +163,8 @@ def assemble(
         served_name=config.served_name,
         model_folder=str(compute.folder),
         max_context_tokens=loaded.facts.max_context_tokens,
-        kv_pool_tokens=compute.blocks * layout.block_tokens,
+        kv_pool_tokens=ledger.streams.resident_blocks * layout.block_tokens,
+        kv_stream_tokens=ledger.streams.most_tokens,
         vocab_size=loaded.facts.vocab_size,
         stop_token_ids=loaded.facts.stop_token_ids,
         queue_limit=config.queue_limit,
@@ -185,7 +194,9 @@ def _on_cpu(config: ServeConfig, notify: Callable[[], None]) -> _Compute:
     parts = load_parts(config)
     model, pool, lanes = parts.model, parts.pool, parts.lanes
     estimates = starting_estimates(model, pool, lanes, parts.loaded.facts, config)
-    executor = partial(CpuExecutor, model, pool, lanes)
+    below = open_below(config, parts.loaded.facts, pool, notify)
+    streams_from = None if below.host is None else (below.host, below.traffic)
+    executor = partial(CpuExecutor, model, pool, lanes, below=streams_from)
     policies = live_policies(lanes.table)
     return _Compute(
         parts.folder,
@@ -196,7 +207,7 @@ def _on_cpu(config: ServeConfig, notify: Callable[[], None]) -> _Compute:
         policies,
         estimates,
         executor,
-        below=open_below(config, parts.loaded.facts, pool, notify),
+        below=below,
     )
 
 

@@ -144,6 +144,7 @@ class Facts(msgspec.Struct, frozen=True, tag=True):
     vocab_size: int
     stop_token_ids: tuple[int, ...]
     queue_limit: int  # requests that may wait at once: a call of more could never be taken
+    kv_stream_tokens: int = 0  # the longest context that streams from host memory; 0: none does
 
 
 class Moved(msgspec.Struct, frozen=True):
@@ -164,6 +165,7 @@ class Tier(msgspec.Struct, frozen=True):
     evictions: int
     stored: Moved
     loaded: Moved
+    pinned: int = 0  # by contexts that stream; neither free nor to be had
 
 
 class Ahead(msgspec.Struct, frozen=True):
@@ -198,6 +200,10 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     draining: bool = False
     kv_tiers: dict[str, Tier] = {}  # host, disk
     kv_prefetched: dict[str, Ahead] = {}  # device, host; where KV may be below the device
+    # Contexts larger than the device's pool: those that compute, those that wait for that, and what was read of them.
+    streams_running: int = 0
+    streams_waiting: int = 0
+    streamed_bytes: int = 0
     lane_moves_to: dict[str, int] = {}  # by the border moved to: "1+3" (decode and prefill units), "whole"
     outlook: Outlook = Outlook()
 

@@ -18,6 +18,7 @@ from tidelane.engine.execution.executor import Completion, Event, PrefillBack, P
 from tidelane.engine.kv.cache import Holding, KVCache
 from tidelane.engine.kv.moves import Fetch, Move
 from tidelane.engine.kv.retention import UNKNOWN, Retention
+from tidelane.engine.kv.stream_run import StreamRun
 from tidelane.engine.lanes.partition import PartitionTable
 from tidelane.engine.learning import Learner
 from tidelane.engine.prefetch import LookAhead, NoLookAhead
@@ -34,8 +35,10 @@ from tidelane.engine.scheduling.plan import (
     State,
 )
 from tidelane.engine.scheduling.refusal import LONGEST_RETRY_S
+from tidelane.engine.scheduling.streams import pass_s
 from tidelane.engine.sequence import Sequence
 from tidelane.engine.slo import Slo, Timeline
+from tidelane.engine.streams import MOST_FAILURES, StreamLine
 from tidelane.engine.waiting import BlockNames, WaitingLine
 
 _PRIORITY = attrgetter("priority")
@@ -44,7 +47,7 @@ MOST_PREFILLS_LOST = 3
 
 
 def _at_once(_: int) -> float:
-    """For those who know nothing of the disk."""
+    """For those who know nothing of how long tiers take."""
     return 0.0
 
 
@@ -53,7 +56,9 @@ class Ledger:
 
     `estimates` are where predictions start; what launches take corrects them. `fetch_s` predicts the fetch of so many
     blocks from the disk; `retention` makes what decides in a tier of the cache which blocks go, and `look_ahead` what
-    brings KV up before it is asked for. Without `names` no two sequences share a block.
+    brings KV up before it is asked for. Without `names` no two sequences share a block. What never fits the device
+    streams through `stream_run` from host memory, and `read_s` predicts the reading of so many blocks there; without a
+    run it is refused.
     """
 
     def __init__(
@@ -73,6 +78,8 @@ class Ledger:
         disk_slots: int = 0,
         fetch_s: Callable[[int], float] = _at_once,
         look_ahead: Callable[[KVCache], LookAhead] = NoLookAhead,
+        stream_run: StreamRun | None = None,
+        read_s: Callable[[int], float] = _at_once,
     ) -> None:
         self.objective = objective
         self.draining = False
@@ -95,6 +102,7 @@ class Ledger:
         self._no_prefill_since_s: float | None = None
         self._next_job = 1
         self._learner = Learner(estimates, layers)
+        self.streams = StreamLine(self.pool, stream_run, block_tokens, read_s)
         self._names = names
         self._ahead = look_ahead(self.pool)
         self._waiting = WaitingLine(self.pool, names, block_tokens, self._prefill_s, fetch_s, self._ahead)
@@ -111,11 +119,11 @@ class Ledger:
 
     @property
     def running(self) -> int:
-        return len(self._running)
+        return len(self._running) + self.streams.running
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + self.streams.waiting
 
     @property
     def estimates(self) -> Estimates:
@@ -174,6 +182,8 @@ class Ledger:
         if self._view is None:
             self._view = self._look()
         prefilling, decoding = self._view
+        # No decision: it takes what is free, and those who plan are told of it once it has all.
+        self.streams.collect(self._progress_s)
         return State(
             table=self._table,
             layers=self._layers,
@@ -186,9 +196,10 @@ class Ledger:
             can_prefill=self._no_prefill_since_s is None,
             queued=self._waiting.by_priority(),
             queued_by_due=self._waiting.by_due(),
-            newcomers=self._waiting.jobs(self._newcomers.values()),
+            newcomers=self._waiting.jobs(each for each in self._newcomers.values() if each.stream is None),
             prefilling=prefilling,
             decoding=decoding,
+            stream=self.streams.view(),
         )
 
     # ---- what happens -----------------------------------------------------------------------------------------
@@ -197,24 +208,22 @@ class Ledger:
         """Refuse `request`, or queue it until the next plan says whether it is accepted."""
         # One token of room even if none is wanted, as admission asks for.
         most_tokens = len(request.prompt) + max(1, request.max_new_tokens)
-        blocks = PoolState(self.pool.free, self._block_tokens).blocks_for(most_tokens)
+        streams = self._blocks_for(most_tokens) > self.streams.resident_blocks
         if self.draining:
             self._refuse(request, RefusalReason.DRAINING, "the engine is shutting down", retry_after_s=5.0)
-        elif blocks > self.pool.total:
-            room = self.pool.total * self._block_tokens
-            message = (
-                f"{len(request.prompt)} prompt tokens and {request.max_new_tokens} new ones can never fit: "
-                f"the KV cache holds {room} tokens"
-            )
-            self._refuse(request, RefusalReason.NEVER_FITS, message)
-        elif len(self._waiting) >= self._queue_limit:
-            message = f"{len(self._waiting)} requests are waiting already"
+        elif streams and most_tokens > self.streams.most_tokens:
+            self._refuse(request, RefusalReason.NEVER_FITS, self._never_fits(request))
+        elif self.waiting >= self._queue_limit:
+            message = f"{self.waiting} requests are waiting already"
             self._refuse(request, RefusalReason.QUEUE_FULL, message, retry_after_s=self._queue_drain_s())
         else:
             sequence = Sequence(request, self.objective.slo.for_request(request.ttft_s, request.tpot_s))
             self._sequences[request.id] = sequence
             self._newcomers[request.id] = sequence
-            self._waiting.add(sequence)
+            if streams:
+                self.streams.add(sequence)
+            else:
+                self._waiting.add(sequence)
 
     def abort(self, request_id: str, *, satisfied: bool) -> None:
         """Stop the sequence and free its KV, now or when what is in flight for it has ended.
@@ -254,7 +263,11 @@ class Ledger:
                 sequence = self._sequences[span.id]
                 if sequence.prefill_start_s is None:
                     sequence.prefill_start_s = now_s
-            self._paused = None
+            streams = self.streams.owns(plan.prefill)
+            if streams:
+                self.streams.launched(self._slice_s(plan))
+            else:
+                self._paused = None
             self._next_job = max(self._next_job, plan.prefill.job + 1)
             flight = self.flight
             self.flight = Flight(flight.decode, flight.decode_units, plan.prefill, plan.partition.prefill_units)
@@ -275,6 +288,10 @@ class Ledger:
         self._learner.ended(completion, self._decoded(completion), self.flight.prefill)
         self.steps += 1
         self._progress_s = now_s
+        if self.streams.owns(completion.prefill):
+            self._commit_stream(completion, now_s)
+            return
+        self.streams.others_ended()
         touched: list[tuple[str, int]] = []
         if completion.decode is not None:
             self.flight = Flight(prefill=self.flight.prefill, prefill_units=self.flight.prefill_units)
@@ -305,7 +322,9 @@ class Ledger:
         """How often the decode step in flight can be taken again, by what is known, with nothing to decide between: all
         that there is decodes in it, and none will end or lack a block. 0 if `flex` takes part, which may sit out."""
         decode = self.flight.decode
-        if decode is None or self.flight.prefill is not None or len(self._waiting) or self._paused or self._aborted:
+        if decode is None or self.flight.prefill is not None or self.waiting or self._paused or self._aborted:
+            return 0
+        if self.streams.running:
             return 0
         if len(decode.ids) != len(self._running) or self._running[-1].priority[0] >= FLEX_RANK:
             return 0
@@ -332,6 +351,10 @@ class Ledger:
 
     def abandoned_pass(self) -> int | None:
         """The job of a paused pass that no living sequence waits for, if there is one; its sequences are let go."""
+        streamed = self.streams.paused
+        if streamed is not None and streamed.spans[0].id in self._aborted:
+            self._release(self._sequences[streamed.spans[0].id])
+            return streamed.job
         if self._paused is None or not all(span.id in self._aborted for span in self._paused.spans):
             return None
         job, spans = self._paused.job, self._paused.spans
@@ -344,7 +367,7 @@ class Ledger:
 
     def _pool_state(self, decoding: int) -> PoolState:
         free = self.pool.free
-        if free >= decoding or self._names is None:
+        if free >= decoding or (self._names is None and not self.streams.waiting):
             return PoolState(free, self._block_tokens)
         shared = {sequence.id: self.pool.shared(sequence.holding) for sequence in self._running}
         return PoolState(free, self._block_tokens, {name: blocks for name, blocks in shared.items() if blocks})
@@ -375,6 +398,16 @@ class Ledger:
     def _accept_newcomers(self) -> None:
         self._outbox += [Accepted(newcomer) for newcomer in self._newcomers]
         self._newcomers.clear()
+
+    def _never_fits(self, request: Request) -> str:
+        what = f"{len(request.prompt)} prompt tokens and {request.max_new_tokens} new ones can never fit: the KV cache"
+        here = self.streams.resident_blocks * self._block_tokens
+        if self.streams.most_tokens:
+            return (
+                f"{what} holds {here} tokens on the device and {self.streams.most_tokens} in host memory: "
+                "ask for fewer, or give it more host memory (kvCache.hostMemory, --kv-host-memory)"
+            )
+        return f"{what} holds {here} tokens"
 
     def _refuse_late(self, late: Late) -> None:
         request = self._sequences[late.id].request
@@ -494,6 +527,30 @@ class Ledger:
         elif sequence.computed == len(sequence.tokens):  # only the prompt's log-probabilities were wanted
             self._finish(sequence, (), FinishReason.LENGTH, now_s)
 
+    def _commit_stream(self, completion: Completion, now_s: float) -> None:
+        """A slice of its pass: of that nothing counts before the end of its last one."""
+        prefill = completion.prefill
+        assert prefill is not None
+        self.flight = Flight(self.flight.decode, self.flight.decode_units)
+        (span,) = prefill.spans
+        sequence = self._sequences[span.id]
+        if completion.failure is not None:
+            if self.streams.failed(completion) or sequence.id in self._aborted:
+                self._fail(sequence, f"a pass failed {MOST_FAILURES} times, at last by {completion.failure}", now_s)
+            return
+        self.streams.ended(completion, self._layers)
+        if prefill.last_layer == self._layers:
+            sequence.computed = span.stop
+            (sampled,) = completion.sampled
+            self._take_sample(sequence, sampled, now_s)
+
+    def _slice_s(self, plan: Plan) -> float:
+        """What the plan's slice of what streams takes by prediction."""
+        prefill = plan.prefill
+        assert prefill is not None
+        all_s = pass_s(self.state(), plan.partition.prefill_units, prefill)
+        return all_s * (prefill.last_layer - prefill.first_layer) / self._layers
+
     def _fail_launch(self, sequences: list[Sequence], failure: str, now_s: float) -> None:
         """Who waited for KV that did not come is queued again, and who was launched with them goes on from where he
         was. Of any other failure nobody knows whose it is."""
@@ -553,7 +610,7 @@ class Ledger:
 
     def _drop(self, sequence: Sequence) -> None:
         """Free everything, at once unless a launch still reads or writes it."""
-        paused = {span.id for span in self._paused.spans} if self._paused is not None else set()
+        paused = {span.id for each in (self._paused, self.streams.paused) if each is not None for span in each.spans}
         if sequence.id in self.flight.ids or sequence.id in paused:
             self._aborted.add(sequence.id)
             self._view = None
@@ -565,6 +622,9 @@ class Ledger:
         self._newcomers.pop(sequence.id, None)
         self._view = None
         del self._sequences[sequence.id]
+        if sequence.stream is not None:
+            self.streams.remove(sequence)
+            return
         if self._waiting.remove(sequence) is None:
             del self._running[bisect_left(self._running, sequence.priority, key=_PRIORITY)]
         self._ahead.ended(sequence.id, sequence.holding, sequence.asker or UNKNOWN)
@@ -572,6 +632,8 @@ class Ledger:
 
     def _awaits_kv(self, prefill: PrefillSlice | None) -> bool:
         spans = () if prefill is None else prefill.spans
+        if self.streams.owns(prefill):
+            return True
         return any(self.pool.awaits(self._sequences[span.id].holding) for span in spans)
 
     def _decoded(self, completion: Completion) -> PassWork:

@@ -10,7 +10,7 @@ from tidelane.engine.channel import Ahead, Heartbeat, Moved, Tier
 from tidelane.engine.estimation.reach import reach
 from tidelane.engine.kv.cache import KVCache
 from tidelane.engine.kv.moves import Fetch, Load, Spill, Store
-from tidelane.engine.kv.traffic import Flow, Traffic
+from tidelane.engine.kv.traffic import Flow, PartRead, Traffic
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.outlook import outlook
 from tidelane.engine.pressure import Pressure
@@ -61,6 +61,9 @@ def heartbeat(ledger: Ledger, usage: Usage, traffic: Traffic, objective: Objecti
         kv_tiers=_tiers(ledger.pool, traffic),
         kv_prefetched=_prefetched(ledger.pool),
         outlook=outlook(ledger.state(), usage.units, usage.nominal),
+        streams_running=ledger.streams.running,
+        streams_waiting=ledger.streams.waiting,
+        streamed_bytes=traffic.of(PartRead).bytes,
     )
 
 
@@ -68,7 +71,7 @@ def _tiers(cache: KVCache, traffic: Traffic) -> dict[str, Tier]:
     stored, loaded = _moved(cache.stored_blocks, traffic.of(Store)), _moved(cache.loaded_blocks, traffic.of(Load))
     spilled, fetched = _moved(cache.spilled_blocks, traffic.of(Spill)), _moved(cache.fetched_blocks, traffic.of(Fetch))
     tiers = {
-        "host": Tier(cache.host.total, cache.host.free, cache.host.evictions, stored, loaded),
+        "host": Tier(cache.host.total, cache.host.free, cache.host.evictions, stored, loaded, cache.host.pinned),
         "disk": Tier(cache.disk.total, cache.disk.free, cache.disk.evictions, spilled, fetched),
     }
     return {name: tier for name, tier in tiers.items() if tier.total}

@@ -9,14 +9,25 @@ from itertools import pairwise
 from tidelane.engine.kv.cache import Holding
 from tidelane.engine.kv.keys import Key
 from tidelane.engine.kv.retention import Asker
+from tidelane.engine.kv.stream_run import StreamRun
 from tidelane.engine.request import FinishReason, NewToken, Request, TokenLogprob
 from tidelane.engine.scheduling.plan import Decoding, Prefilling, Priority
 from tidelane.engine.slo import Slo, Timeline
 
 
 @dataclass(slots=True)
+class StreamHolding:
+    """What a sequence that streams holds for its life: a run of device blocks, once it is its turn, and slots of host
+    memory, which are all there before its first pass."""
+
+    run: StreamRun
+    slots: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Sequence:
-    """`tokens` is the prompt and all that was generated; the KV of the first `computed` of them is in `blocks`."""
+    """`tokens` is the prompt and all that was generated; the KV of the first `computed` of them is in `blocks`; or, if
+    it streams, where `stream` says."""
 
     request: Request
     slo: Slo
@@ -25,6 +36,7 @@ class Sequence:
     work_s: float = 0.0  # all of its prefill, on the whole device, as predicted
     computed: int = 0
     holding: Holding = field(default_factory=Holding)
+    stream: StreamHolding | None = None
     # What its whole blocks are called, of prompt and answer. Of the first `settled` blocks it is known whether they
     # have names.
     keys: list[Key] = field(default_factory=list)

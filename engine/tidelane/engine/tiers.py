@@ -19,7 +19,7 @@ from tidelane.engine.kv.keys import Key, namespace
 from tidelane.engine.kv.mover import Copier, CopyingMover
 from tidelane.engine.kv.moves import Fetch, Mover, NoMover
 from tidelane.engine.kv.slot_file import SlotFile
-from tidelane.engine.kv.traffic import RecentTimes, Traffic
+from tidelane.engine.kv.traffic import PartRead, RecentTimes, Traffic
 from tidelane.engine.model.loading import ModelFacts, kv_namespace, whole_weights_digest
 
 _log = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ DISK_STAGING_BYTES = 256 << 20
 class Below:
     """The tiers below the device: room for so many blocks, of `record_bytes` each, what moves KV to them and back, what
     that comes to, and what an earlier engine has left on the disk, by slot: the name of a block and of that before it.
+    `host` is the memory that contexts larger than the device may stream from.
     """
 
     mover: Mover = field(default_factory=NoMover)
@@ -40,10 +41,15 @@ class Below:
     disk_slots: int = 0
     left: Mapping[int, tuple[Key, Key]] = field(default_factory=dict)
     record_bytes: int = 0
+    host: HostMemory | None = None
 
     def fetch_times(self) -> RecentTimes:
         """Of moves from the disk."""
         return RecentTimes(lambda: self.traffic.of(Fetch), self.record_bytes)
+
+    def read_times(self) -> RecentTimes:
+        """Of contexts that stream, from host memory."""
+        return RecentTimes(lambda: self.traffic.of(PartRead), self.record_bytes)
 
 
 def open_below(config: ServeConfig, facts: ModelFacts, pool: DevicePool, notify: Callable[[], None]) -> Below:
@@ -58,7 +64,9 @@ def open_below(config: ServeConfig, facts: ModelFacts, pool: DevicePool, notify:
         slots, left = opened
         disk_slots = slots.layout.slots
         copiers.append(DiskCopier(host, slots))
-    return Below(CopyingMover(copiers, notify, traffic), traffic, host.slots, disk_slots, left, host.record_bytes)
+    mover = CopyingMover(copiers, notify, traffic)
+    to_stream_from = host if config.kv_host_bytes else None
+    return Below(mover, traffic, host.slots, disk_slots, left, host.record_bytes, to_stream_from)
 
 
 def _slots_on_disk(

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from tidelane.engine.kv.blocks import BlockPool, OutOfBlocks
 
 
-@given(st.integers(1, 60), st.lists(st.tuples(st.sampled_from("agr"), st.integers(0, 12)), max_size=60))
+@given(st.integers(1, 60), st.lists(st.tuples(st.sampled_from("agrfu"), st.integers(0, 12)), max_size=60))
 def test_every_block_is_free_or_held_once(total: int, steps: list[tuple[str, int]]) -> None:
     pool = BlockPool(total)
     held: list[list[int]] = []
+    fence = total
     for action, n in steps:
         if action == "a" and n <= pool.free:
             held.append(pool.allocate(n))
@@ -18,12 +19,20 @@ def test_every_block_is_free_or_held_once(total: int, steps: list[tuple[str, int
             held[n % len(held)] += pool.allocate(1, after=held[n % len(held)][-1])
         elif action == "r" and held:
             pool.release(held.pop(n % len(held)))
+        elif action == "f" and fence == total and n < total:
+            fence = n
+            pool.fence(fence)
+        elif action == "u":
+            fence = total
+            pool.unfence()
         blocks = [block for owned in held for block in owned]
         assert len(set(blocks)) == len(blocks)
         assert all(0 <= block < total for block in blocks)
-        assert pool.free == total - len(blocks)
+        assert pool.kept == len(set(range(fence, total)) - set(blocks))
+        assert pool.free == total - len(blocks) - pool.kept
     for owned in held:
         pool.release(owned)
+    pool.unfence()
     assert sorted(pool.allocate(total)) == list(range(total))
 
 

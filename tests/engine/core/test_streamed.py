@@ -14,7 +14,9 @@ from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.kv.host_memory import HostMemory
 from tidelane.engine.kv.layout import KVLayout
 from tidelane.engine.kv.moves import LoadLost
-from tidelane.engine.kv.streaming import ContextFull, DeviceBlocks, StreamedContext
+from tidelane.engine.kv.stream_run import StreamRun
+from tidelane.engine.kv.streaming import ContextFull, StreamedContext
+from tidelane.engine.kv.traffic import Traffic
 from tidelane.engine.model.batch import RaggedBatch, Rows
 from tidelane.engine.model.forward import SlicedModel
 from tidelane.engine.model.loading import load
@@ -25,7 +27,7 @@ from .models import FAMILIES, save
 PROMPT = 500
 NEW_TOKENS = 40  # over two blocks: the device's end is stored while decode goes on
 CHUNK = 56  # three blocks and a half: chunks end within blocks
-BLOCKS = DeviceBlocks(first=1, part_blocks=2, own_blocks=5)
+BLOCKS = StreamRun(first=1, part_blocks=2, own_blocks=5)
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Rig:
             part.fill_(float("nan"))
         slots = list(range(host.slots))
         random.Random(8).shuffle(slots)
-        return StreamedContext(pool, host, BLOCKS, slots)
+        return StreamedContext(pool, host, BLOCKS, slots, Traffic())
 
 
 def rig(family: str, folder: Path) -> Rig:

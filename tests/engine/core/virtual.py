@@ -18,6 +18,7 @@ from tidelane.engine.execution.watched import WatchedExecutor, WatchedMover
 from tidelane.engine.kv.canary import Canary
 from tidelane.engine.kv.moves import Fetch, Load, Move, NoMover
 from tidelane.engine.kv.retention import IDLE_TIMEOUT_S, ByServiceTier
+from tidelane.engine.kv.stream_run import StreamRun
 from tidelane.engine.lanes.partition import Partition, PartitionTable, partition_table
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.loop import Loop
@@ -240,6 +241,7 @@ class World:
         disk_slots: int = 0,
         fetch_s: Callable[[int], float] = lambda _: 0.0,
         prefetch: bool = False,
+        stream_run: StreamRun | None = None,
     ) -> None:
         self.clock = VirtualClock()
         self.ended: list[tuple[Timeline | None, Slo]] = []
@@ -260,6 +262,7 @@ class World:
             disk_slots=disk_slots,
             fetch_s=fetch_s,
             look_ahead=partial(Prefetcher, fetch_s=fetch_s, clock=self.clock) if prefetch else NoLookAhead,
+            stream_run=stream_run,
         )
         self.executor = VirtualExecutor(self.clock, units, layers, self.ledger.sequences, fail)
         self.mover = LateMover()

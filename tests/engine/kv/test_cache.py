@@ -47,6 +47,29 @@ class World:
         self.device: dict[int, Key] = {}
         self.host: dict[int, Key] = {}
         self.disk: dict[int, Key] = {}
+        self.streams = False
+        self.pinned: list[int] = []
+
+    def stream(self, slots: int) -> None:
+        """One begins, which is given the last blocks of the device; or goes on, and gets more slots."""
+        if not self.streams:
+            self.cache.device.fence(self.run)
+            self.streams = True
+        pinned = self.cache.host.pin(slots)
+        self.pinned += pinned
+        self.host.update(dict.fromkeys(pinned, b"streamed"))
+        if self.cache.device.kept == self.cache.total - self.run:
+            self.device.update(dict.fromkeys(range(self.run, self.cache.total), b"streamed"))
+
+    def end_stream(self) -> None:
+        if self.streams:
+            self.cache.device.unfence()
+            self.cache.host.unpin(self.pinned)
+            self.streams, self.pinned = False, []
+
+    @property
+    def run(self) -> int:
+        return self.cache.total - 2
 
     def found(self, path: str) -> int:
         keys = keys_of(path)[: len(path) - 1]
@@ -114,6 +137,10 @@ class World:
                 self.load_ahead(path, most)
             case "found":
                 self.cache.found_ahead(keys_of(path))
+            case "stream":
+                self.stream(most)
+            case "end-stream":
+                self.end_stream()
             case _:
                 self.cache.wrong(keys_of(path))
 
@@ -173,6 +200,15 @@ class World:
             assert holding.arrivals or [self.device[block] for block in named] == holding.keys
             for block in holding.blocks[len(holding.keys) :]:
                 assert self.device[block] == b"of " + name.encode() or self.device[block] in keys
+        assert all(self.host[slot] == b"streamed" for slot in self.pinned)
+        assert len(set(self.pinned)) == len(self.pinned) == cache.host.pinned
+        held = {block for holding in self.holdings.values() for block in holding.blocks}
+        assert cache.device.kept <= (cache.total - self.run) * self.streams
+        if cache.device.kept == cache.total - self.run:
+            assert {self.device[block] for block in range(self.run, cache.total)} == {b"streamed"}
+            assert not held & set(range(self.run, cache.total))
+        if not self.mover.stores and not self.mover.loads:
+            assert cache.free + cache.device.kept == cache.total - len(held)
         for tier in (cache.device, cache.host):
             guesses = tier.guesses
             assert 0 <= guesses.brought - guesses.useful - guesses.wasted <= tier.total
@@ -201,6 +237,8 @@ STEPS = st.tuples(
             "wrong",
             "fetch",
             "rot",
+            *["stream"] * 2,
+            "end-stream",
         ]
     ),
     st.integers(0, 3),
@@ -241,7 +279,7 @@ def test_nobody_reads_what_is_not_his(
                 world.end_load()
             case "spill" | "tear-spill":
                 world.end_spill(which, well=action == "spill")
-            case "want" | "fetch-ahead" | "load-ahead" | "found" | "wrong":
+            case "want" | "fetch-ahead" | "load-ahead" | "found" | "wrong" | "stream" | "end-stream":
                 world.ask(action, path, which + 1)
             case "fetch" | "rot":
                 world.end_fetch(which, well=action == "fetch")
@@ -250,7 +288,11 @@ def test_nobody_reads_what_is_not_his(
         world.end(name)
     world.settle()
     assert world.cache.still
+    assert world.cache.free + world.cache.device.kept == blocks
+    assert world.cache.device.kept == 2 * world.streams
+    world.end_stream()
     assert world.cache.free == blocks
+    assert world.cache.host.pinned == 0
     world.check()
 
 
@@ -262,6 +304,22 @@ def run(world: World, name: str, path: str) -> None:
     world.end(name)
     while world.mover.stores:
         world.end_store()
+
+
+def test_a_block_behind_the_fence_gets_no_name_nor_does_any_after_it_though_the_fence_has_gone() -> None:
+    world = World(blocks=6, slots=0)
+    world.start("one", "aaaaa")
+    for _ in range(4):
+        world.compute("one")
+    world.stream(0)
+    assert world.found("aaaaax") == 4
+    world.compute("one")
+    world.end_stream()
+    world.cache.name(world.holdings["one"], b"aaaaab")  # else it would be that of the fifth block
+    assert world.holdings["one"].keys == keys_of("aaaa")
+    world.end("one")
+    assert world.found("aaaaax") == 4
+    assert world.cache.free == 6
 
 
 def test_what_left_the_device_is_found_in_host_memory() -> None:

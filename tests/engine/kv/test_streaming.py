@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.kv.host_memory import HostMemory
 from tidelane.engine.kv.layout import KVLayout
-from tidelane.engine.kv.streaming import DeviceBlocks, PartReader, StreamedContext
+from tidelane.engine.kv.stream_run import StreamRun
+from tidelane.engine.kv.streaming import PartReader, StreamedContext
+from tidelane.engine.kv.traffic import Traffic
 
 LAYOUT = KVLayout(layers=2, heads=2, key_dim=4, value_dim=2, element_bytes=4, block_tokens=4)
 WAIT_S = 20.0
@@ -24,7 +26,7 @@ def kv(position: int, layer: int) -> float:
     return 1000.0 * (layer + 1) + position
 
 
-def memory(blocks: DeviceBlocks, slots: int) -> tuple[DevicePool, HostMemory]:
+def memory(blocks: StreamRun, slots: int) -> tuple[DevicePool, HostMemory]:
     """Outside of the blocks the pool is full of -1."""
     pool = DevicePool.allocate(LAYOUT, blocks.first + blocks.count + 1, torch.float32, torch.device("cpu"))
     for part in (*pool.keys, *pool.values):
@@ -45,18 +47,18 @@ def write(context: StreamedContext, rows: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.builds(DeviceBlocks, st.integers(0, 2), st.integers(1, 4), st.integers(2, 4)),
+    st.builds(StreamRun, st.integers(0, 2), st.integers(1, 4), st.integers(2, 4)),
     st.lists(st.integers(1, 12), min_size=1, max_size=30),
     st.integers(0, 200),
     st.randoms(use_true_random=False),
 )
 def test_what_was_written_is_what_is_read_and_nothing_else_is_touched(
-    blocks: DeviceBlocks, passes: list[int], first: int, chance: random.Random
+    blocks: StreamRun, passes: list[int], first: int, chance: random.Random
 ) -> None:
     slots = list(range(100))
     chance.shuffle(slots)
     pool, host = memory(blocks, len(slots))
-    context = StreamedContext(pool, host, blocks, slots)
+    context = StreamedContext(pool, host, blocks, slots, Traffic())
     try:
         for rows in passes:
             write(context, min(rows, context.pass_tokens))
@@ -84,7 +86,7 @@ def _numbers(keys: torch.Tensor, values: torch.Tensor) -> Iterator[tuple[float, 
 
 
 def test_the_next_part_comes_while_one_is_held_and_the_one_after_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = DeviceBlocks(first=0, part_blocks=1, own_blocks=2)
+    blocks = StreamRun(first=0, part_blocks=1, own_blocks=2)
     pool, host = memory(blocks, 6)
     load_run, ended, asked = HostMemory.load_run, threading.Semaphore(0), 0
     begun: list[tuple[int, int]] = []
@@ -95,7 +97,7 @@ def test_the_next_part_comes_while_one_is_held_and_the_one_after_does_not(monkey
         ended.release()
 
     monkeypatch.setattr(HostMemory, "load_run", load)
-    reader = PartReader(pool, host, blocks)
+    reader = PartReader(pool, host, blocks, Traffic())
     try:
         parts = reader.read(0, torch.arange(6), 0)
         for number in range(6):
@@ -110,8 +112,8 @@ def test_the_next_part_comes_while_one_is_held_and_the_one_after_does_not(monkey
 
 
 def test_a_pool_too_small_is_refused_with_both_numbers() -> None:
-    pool, host = memory(DeviceBlocks(0, 1, 2), 4)
+    pool, host = memory(StreamRun(0, 1, 2), 4)
     with pytest.raises(ValueError, match="the pool has 5 blocks, not the 8"):
-        StreamedContext(pool, host, DeviceBlocks(1, 2, 3), range(4))
+        StreamedContext(pool, host, StreamRun(1, 2, 3), range(4), Traffic())
     with pytest.raises(ValueError, match="two for what is computed"):
-        StreamedContext(pool, host, DeviceBlocks(0, 1, 1), range(4))
+        StreamedContext(pool, host, StreamRun(0, 1, 1), range(4), Traffic())

@@ -207,6 +207,10 @@ class _LoopCollector(Collector):
         )
         yield self._counter("num_preemptions", "Requests that lost their KV to others", beat.preemptions)
         yield from self._tiers(beat)
+        yield self._gauges("kv_streams", "Requests larger than the pool, which stream from host memory", ("state",), {
+            ("running",): beat.streams_running, ("waiting",): beat.streams_waiting,
+        })  # fmt: skip
+        yield self._counter("kv_streamed_bytes", "Bytes of KV read from host memory for them", beat.streamed_bytes)
         yield self._gauge("compute_units", "SMs or cores of the device", beat.compute_units)
         yield self._gauges("lane_compute_units", "SMs or cores of each lane, nominal; 0: not split", ("lane",), {
             ("decode",): beat.decode_units, ("prefill",): beat.prefill_units,
@@ -240,7 +244,9 @@ class _LoopCollector(Collector):
         evictions: dict[tuple[str, ...], float] = {("device",): beat.kv_evictions}
         moved: dict[tuple[str, ...], Moved] = {}
         for name, tier in beat.kv_tiers.items():
-            blocks |= {(name, "idle"): tier.total - tier.free, (name, "free"): tier.free}
+            blocks |= {(name, "idle"): tier.total - tier.free - tier.pinned, (name, "free"): tier.free}
+            if name == "host":
+                blocks |= {(name, "used"): tier.pinned}
             evictions |= {(name,): tier.evictions}
             moved |= {(name, "store"): tier.stored, (name, "load"): tier.loaded}
         yield self._gauges("kv_tier_blocks", "KV blocks by tier and state", ("tier", "state"), blocks)

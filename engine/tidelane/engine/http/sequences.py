@@ -82,7 +82,9 @@ def output_budget(prompt_tokens: int, asked: int | None, default: int | None, fa
         return asked
     if default is not None:
         return min(default, limit - prompt_tokens)
-    return max(1, min(limit, facts.kv_pool_tokens) - prompt_tokens)
+    # What fits the device is not made to stream by a budget that nobody asked for.
+    room = facts.kv_pool_tokens if prompt_tokens < facts.kv_pool_tokens else facts.kv_stream_tokens
+    return max(1, min(limit, room) - prompt_tokens)
 
 
 def requests_for(

@@ -15,7 +15,7 @@ class OutOfBlocks(RuntimeError):
 
 
 class BlockPool:
-    """Block ids 0 to `total` - 1, each free or held once."""
+    """Block ids 0 to `total` - 1, each free, or held once, or kept back behind the fence."""
 
     def __init__(self, total: int) -> None:
         if total < 1:
@@ -25,6 +25,31 @@ class BlockPool:
         self._starts = [0]
         self._ends = [total]
         self.free = total
+        self._fence = total
+        self._kept: set[int] = set()
+
+    @property
+    def kept(self) -> int:
+        """Blocks behind the fence that nobody holds any more."""
+        return len(self._kept)
+
+    def fence(self, first: int) -> None:
+        """Blocks `first` and on are not allocated any more: those that are free are kept back, the others once they are
+        released. There is one fence at a time."""
+        if self._fence < self.total:
+            raise ValueError(f"there is a fence before block {self._fence}")
+        for start, end in zip(self._starts, self._ends, strict=True):
+            self._kept.update(range(max(start, first), end))
+        left = [(start, min(end, first)) for start, end in zip(self._starts, self._ends, strict=True) if start < first]
+        self._starts, self._ends = [start for start, _ in left], [end for _, end in left]
+        self.free -= len(self._kept)
+        self._fence = first
+
+    def unfence(self) -> None:
+        """What was kept back is free again."""
+        self._fence, kept = self.total, sorted(self._kept)
+        self._kept.clear()
+        self.release(kept)
 
     def allocate(self, count: int, *, after: int | None = None) -> list[int]:
         """`count` free blocks; first those adjacent to block `after`, the last of the sequence that grows."""
@@ -41,8 +66,11 @@ class BlockPool:
     def release(self, blocks: Iterable[int]) -> None:
         """Give `blocks` back. Raises ValueError, changing nothing more, on one that is free already."""
         for block in blocks:
+            if self._fence <= block < self.total and block not in self._kept:
+                self._kept.add(block)
+                continue
             i = bisect_right(self._starts, block)
-            if not 0 <= block < self.total or (i and block < self._ends[i - 1]):
+            if not 0 <= block < self.total or block in self._kept or (i and block < self._ends[i - 1]):
                 raise ValueError(f"block {block} is not held")
             joins_left = i > 0 and self._ends[i - 1] == block
             joins_right = i < len(self._starts) and self._starts[i] == block + 1

@@ -26,8 +26,8 @@ class Holding(msgspec.Struct):
     """The device blocks of one sequence, in the order of its tokens; the first of them have the names `keys`.
 
     `wanted` are names found below the device, whose blocks come next. `arrivals` are under way, or lost, for it or for
-    others before. While it has `moves`, its blocks are copied from or to, and stay though it is `given_up`. `by` is
-    the prompt that it is for.
+    others before. While it has `moves`, its blocks are copied from or to, and stay though it is `given_up`. `nameless`:
+    one of its blocks got no name, so no later one gets any. `by` is the prompt that it is for.
     """
 
     blocks: list[int] = []
@@ -36,6 +36,7 @@ class Holding(msgspec.Struct):
     arrivals: tuple[Arrival, ...] = ()
     moves: int = 0
     given_up: bool = False
+    nameless: bool = False
     by: Asker = UNKNOWN
 
 
@@ -112,9 +113,12 @@ class KVCache:
     def name(self, holding: Holding, key: Key) -> None:
         """The first block of `holding` that has no name is full, and gets this one; unless those before have lost
         theirs."""
+        if holding.nameless:
+            return
         at = len(holding.keys)
         block = self.device.publish(key, holding.blocks[at], holding.blocks[at - 1] if at else None, holding.by)
         if block is None:
+            holding.nameless = True
             return
         if block != holding.blocks[at]:
             # Another list: executors take it that what they have copied of one does not change.

@@ -27,7 +27,7 @@ class Canary:
     """
 
     def __init__(self, blocks: int, block_tokens: int, prints: Callable[[Slots], Slots]) -> None:
-        self._block_tokens = block_tokens
+        self.block_tokens = block_tokens
         self._prints = prints
         self._host: dict[int, tuple[Slots, Slots, Slots]] = {}  # by slot
         self._disk: dict[int, tuple[Slots, Slots, Slots]] = {}
@@ -75,18 +75,18 @@ class Canary:
         return self._tokens, self._positions, self._bytes
 
     def _of(self, block: int) -> slice:
-        return slice(block * self._block_tokens, (block + 1) * self._block_tokens)
+        return slice(block * self.block_tokens, (block + 1) * self.block_tokens)
 
     def _compare(self, who: str, what: str, slots: Slots, found: Slots, expected: Slots) -> None:
         wrong = np.flatnonzero(found != expected)
         if len(wrong):
             at = int(wrong[0])
             raise WrongKV(
-                f"{who}, position {at}, in slot {slots[at]} of block {slots[at] // self._block_tokens}: the {what} "
+                f"{who}, position {at}, in slot {slots[at]} of block {slots[at] // self.block_tokens}: the {what} "
                 f"is {found[at]} by the shadow, and should be {expected[at]} ({len(wrong)} such slots)"
             )
 
     def _slots(self, blocks: Sequence[int], start: int, stop: int) -> Slots:
         positions = np.arange(start, stop)
-        firsts = np.asarray(blocks, dtype=np.int64) * self._block_tokens
-        return np.asarray(firsts[positions // self._block_tokens] + positions % self._block_tokens)
+        firsts = np.asarray(blocks, dtype=np.int64) * self.block_tokens
+        return np.asarray(firsts[positions // self.block_tokens] + positions % self.block_tokens)

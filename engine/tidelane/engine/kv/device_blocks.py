@@ -41,6 +41,7 @@ class DeviceBlocks:
         self, total: int, came: Callable[[Key], None], went: Callable[[Key], None], retention: Retention
     ) -> None:
         self._pool = BlockPool(total)
+        self._fence = total
         self._by_key: dict[Key, _Named] = {}
         self._by_block: dict[int, _Named] = {}
         self._idle = retention
@@ -77,6 +78,22 @@ class DeviceBlocks:
         while self._pool.free < count:
             self._evict()
         return self._pool.allocate(count, after=after)
+
+    @property
+    def kept(self) -> int:
+        """Blocks behind the fence that nobody holds any more."""
+        return self._pool.kept
+
+    def fence(self, first: int) -> None:
+        """Blocks `first` and on go to nobody any more, and what is in them gets no name: so each is kept back once
+        whoever holds it has let go."""
+        self._unname_all([named for named in self._by_key.values() if named.block >= first])
+        self._pool.fence(first)
+        self._fence = first
+
+    def unfence(self) -> None:
+        self._fence = self._pool.total
+        self._pool.unfence()
 
     def make_room(self, count: int, may_go: Callable[[Unused], bool]) -> int:
         """For up to `count` blocks, of what is idle and `may_go`. How many are free then, but no more than that."""
@@ -131,7 +148,7 @@ class DeviceBlocks:
     def publish(self, key: Key, block: int, before: int | None, by: Asker) -> int | None:
         """`block`, which one sequence holds behind block `before`, is written and gets a name. The block to hold from
         now on: another, if it is here under this name already. None, and nothing happens, if `before` has lost its
-        name: then this one was computed from what must not be used again."""
+        name, since this one was computed from what must not be used again, or if the block is behind the fence."""
         parent = b""
         if before is not None:
             stands = self._by_block.get(before)
@@ -142,6 +159,8 @@ class DeviceBlocks:
         if named is not None:
             self._pool.release((block,))
             return self.take((key,), by)[0]
+        if block >= self._fence:
+            return None
         self._by_key[key] = self._by_block[block] = _Named(key, parent, block, 1, by)
         self._came(key)
         self.held.rose(key)
@@ -168,7 +187,8 @@ class DeviceBlocks:
                 self._free(named)
 
     def shared(self, blocks: Sequence[int]) -> int:
-        """How many of the blocks that one sequence holds others hold as well: they would not get free with it."""
+        """How many of the blocks that one sequence holds would not get free with it: others hold them as well, or they
+        are behind the fence."""
         low, high = 0, len(blocks)
         while low < high:
             middle = (low + high) // 2
@@ -177,19 +197,30 @@ class DeviceBlocks:
                 low = middle + 1
             else:
                 high = middle
-        return low
+        if self._fence == self._pool.total:
+            return low
+        return low + sum(block >= self._fence for block in blocks[low:])
 
     def forget(self, blocks: Sequence[int]) -> None:
         """What is in these must not be used again, nor what was computed from it: they all lose their names."""
         named = (self._by_block[block] for block in blocks if block in self._by_block)
         first = next((each for each in named if self._by_key.get(each.key) is each), None)
+        self._unname_all([] if first is None else [first])
+
+    def _unname_all(self, spoilt: list[_Named]) -> None:
+        """And all that stands behind them."""
         behind: defaultdict[Key, list[_Named]] = defaultdict(list)
         for each in self._by_key.values():
             behind[each.parent].append(each)
-        spoilt = [] if first is None else [first]
-        for each in spoilt:
-            spoilt += behind[each.key]
-        for each in reversed(spoilt):
+        all_of, found = {each.key: each for each in spoilt}, list(spoilt)
+        for each in found:
+            more = [one for one in behind[each.key] if one.key not in all_of]
+            all_of.update({one.key: one for one in more})
+            found += more
+        chains = [each for each in found if each.parent not in all_of]
+        for each in chains:
+            chains += behind[each.key]
+        for each in reversed(chains):
             self._unname(each)
 
     def _judge(self, named: _Named, *, useful: bool) -> None:

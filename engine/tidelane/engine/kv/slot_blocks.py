@@ -49,6 +49,7 @@ class SlotBlocks:
         self._came = came
         self._went = went
         self._free = list(range(slots - 1, -1, -1))
+        self.pinned = 0
         self._slots: dict[Key, _Slot] = {}
         self._ends = retention  # of what may go
         self._uses = 0
@@ -106,6 +107,19 @@ class SlotBlocks:
         number = self._free.pop()
         self._slots[key] = _Slot(key, parent, number, Use(by, self._uses))
         return number
+
+    def pin(self, most: int) -> list[int]:
+        """Up to so many slots, as many as can be had now: what is in them makes room. They are the caller's, and have
+        no names, until they are given to `unpin`."""
+        while len(self._free) < most and self._evict(anything):
+            pass
+        pinned = [self._free.pop() for _ in range(min(most, len(self._free)))]
+        self.pinned += len(pinned)
+        return pinned
+
+    def unpin(self, slots: Sequence[int]) -> None:
+        self._free += slots
+        self.pinned -= len(slots)
 
     def written(self, key: Key, *, well: bool) -> None:
         """The writing of its slot has ended. If not `well`, nobody will find it, nor what stands behind it; if well,

@@ -14,6 +14,8 @@ import torch
 from tidelane.engine.kv.device import DevicePool
 from tidelane.engine.kv.host_memory import HostMemory
 from tidelane.engine.kv.moves import LOST_AFTER_S, LoadLost
+from tidelane.engine.kv.stream_run import StreamRun
+from tidelane.engine.kv.traffic import PartRead, Traffic
 
 
 class ContextFull(ValueError):
@@ -41,34 +43,19 @@ class Part:
         return Part(first, self.keys[at : at + end - first], self.values[at : at + end - first])
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceBlocks:
-    """Adjacent blocks of the pool, which are one sequence's for as long as it streams: two staging buffers of
-    `part_blocks` each from block `first` on, then `own_blocks` for what is being computed."""
-
-    first: int
-    part_blocks: int
-    own_blocks: int
-
-    @property
-    def count(self) -> int:
-        return 2 * self.part_blocks + self.own_blocks
-
-    @property
-    def first_own(self) -> int:
-        return self.first + 2 * self.part_blocks
-
-
 class PartReader:
     """Blocks from host memory through two staging buffers: while one part is computed with, the next is copied."""
 
-    def __init__(self, pool: DevicePool, host: HostMemory, blocks: DeviceBlocks) -> None:
+    def __init__(self, pool: DevicePool, host: HostMemory, blocks: StreamRun, traffic: Traffic) -> None:
         self._pool = pool
         self._host = host
         self._blocks = blocks
+        self._traffic = traffic
         # One thread, and so one order: a copy that nobody waits for any more is over before the next into its buffer.
         # It does not give way to lanes, as other copies do: whoever streams computes nothing without it.
         self._thread = ThreadPoolExecutor(1, "kv-parts", partial(torch.set_num_threads, 1))
+        # Begun here: a thread keeps to the cores of the one that begins it, and a lane's are not all that there are.
+        self._thread.submit(_nothing)
 
     def read(self, layer: int, slots: torch.Tensor, first_block: int) -> Iterator[Part]:
         """A layer of blocks `first_block` and on of a sequence whose blocks lie in `slots` [blocks], in order.
@@ -80,6 +67,10 @@ class PartReader:
         spans = [(at, slots[at : at + size]) for at in range(first_block, len(slots), size)]
         copies = [self._copy(layer, number % 2, slots) for number, (_, slots) in enumerate(spans[:2])]
         return self._parts(layer, spans, copies)
+
+    def settle(self) -> None:
+        """Returns when no copy is under way any more."""
+        self._thread.submit(_nothing).result()
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
@@ -103,7 +94,21 @@ class PartReader:
 
     def _copy(self, layer: int, buffer: int, slots: torch.Tensor) -> Future[None]:
         first = self._blocks.first + buffer * self._blocks.part_blocks
-        return self._thread.submit(torch.inference_mode()(self._host.load_run), self._pool, layer, first, slots)
+        return self._thread.submit(self._load, layer, first, slots)
+
+    @torch.inference_mode()
+    def _load(self, layer: int, first: int, slots: torch.Tensor) -> None:
+        copied: int | None = None
+        try:
+            with self._traffic.copying(PartRead):
+                self._host.load_run(self._pool, layer, first, slots)
+            copied = len(slots) * self._host.record_bytes // self._pool.layout.layers
+        finally:
+            self._traffic.ended(PartRead, 1, copied)
+
+
+def _nothing() -> None:
+    """Once it has run, all that was asked for before it has."""
 
 
 class StreamedContext:
@@ -111,10 +116,13 @@ class StreamedContext:
     them, at most a block less one, and those of the pass under way.
 
     A pass writes each layer's KV and attends; `advance` then makes it part of the context. A pass that has failed may
-    be made again. The blocks, the slots and what lies there are this one's alone.
+    be made again, once `settle` has returned. The blocks, the slots and what lies there are this one's alone. `traffic`
+    is told of all that comes up.
     """
 
-    def __init__(self, pool: DevicePool, host: HostMemory, blocks: DeviceBlocks, slots: Sequence[int]) -> None:
+    def __init__(
+        self, pool: DevicePool, host: HostMemory, blocks: StreamRun, slots: Sequence[int], traffic: Traffic
+    ) -> None:
         if blocks.part_blocks < 1 or blocks.own_blocks < 2:
             raise ValueError("streaming needs one block or more for each part, and two for what is computed")
         if blocks.first + blocks.count > pool.blocks:
@@ -125,14 +133,14 @@ class StreamedContext:
         self._host = host
         self._blocks = blocks
         self._slots = torch.tensor(slots)
-        self._reader = PartReader(pool, host, blocks)
+        self._reader = PartReader(pool, host, blocks, traffic)
         self._stored_blocks = 0
         self.length = 0
 
     @property
     def pass_tokens(self) -> int:
         """What a pass can take, whatever lies on the device before it."""
-        return (self._blocks.own_blocks - 1) * self._pool.layout.block_tokens
+        return self._blocks.pass_blocks * self._pool.layout.block_tokens
 
     @property
     def stored(self) -> int:
@@ -180,6 +188,10 @@ class StreamedContext:
             for part in (*self._pool.keys, *self._pool.values):
                 part[self._own_slot : self._own_slot + left].copy_(part[end : end + left])
         self.length = length
+
+    def settle(self) -> None:
+        """Wait until nothing of a pass that has failed is written to the blocks any more."""
+        self._reader.settle()
 
     def close(self) -> None:
         """No copy is under way any more."""

@@ -11,6 +11,13 @@ import msgspec
 
 from tidelane.engine.kv.moves import Fetch, Load, Move, Spill, Store
 
+
+class PartRead:
+    """Not a move of the books: a part of a context that streams is read, and stays where it was, too."""
+
+
+Kind = type[Move] | type[PartRead]
+
 # Fewer say more of the start of a copy than of its rate.
 _ENOUGH_BYTES = 4 << 20
 
@@ -59,16 +66,16 @@ class Traffic:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = Lock()
-        self._tallies: dict[type[Move], _Tally] = {kind: _Tally() for kind in (Store, Load, Spill, Fetch)}
+        self._tallies: dict[Kind, _Tally] = {kind: _Tally() for kind in (Store, Load, Spill, Fetch, PartRead)}
 
-    def of(self, kind: type[Move]) -> Flow:
+    def of(self, kind: Kind) -> Flow:
         """As of now."""
         with self._lock:
             tally = self._up_to_now(kind)
             return Flow(tally.bytes, tally.seconds, tally.failed)
 
     @contextmanager
-    def copying(self, kind: type[Move]) -> Iterator[None]:
+    def copying(self, kind: Kind) -> Iterator[None]:
         with self._lock:
             self._up_to_now(kind).copying += 1
         try:
@@ -77,7 +84,7 @@ class Traffic:
             with self._lock:
                 self._up_to_now(kind).copying -= 1
 
-    def ended(self, kind: type[Move], moves: int, copied: int | None) -> None:
+    def ended(self, kind: Kind, moves: int, copied: int | None) -> None:
         """So many `moves`, in one copy of so many bytes; None: nothing came of them."""
         with self._lock:
             tally = self._tallies[kind]
@@ -86,7 +93,7 @@ class Traffic:
             else:
                 tally.bytes += copied
 
-    def _up_to_now(self, kind: type[Move]) -> _Tally:
+    def _up_to_now(self, kind: Kind) -> _Tally:
         tally, now_s = self._tallies[kind], self._clock()
         if tally.copying:
             tally.seconds += now_s - tally.since_s

@@ -35,6 +35,7 @@ from tidelane.engine.scheduling.plan import (
     State,
     Waiting,
 )
+from tidelane.engine.scheduling.streams import pass_s
 
 # A pass takes this part of the TTFT target: all prompts in it are answered at its end, and what comes while it runs
 # waits for that. If that is less than the fewest tokens worth a pass, it takes those, or what fits the larger part.
@@ -247,7 +248,7 @@ class LanesScheduler:
         slower = state.estimates.contention.prefill_slowdown if beside_decode else 1.0
         if state.paused is not None:
             paused = state.paused
-            all_s = seconds(Phase.PREFILL, units, prefill_work((s.start, s.stop) for s in paused.spans)) * slower
+            all_s = pass_s(state, units, paused) * slower
             return _Pass(paused.job, paused.spans, (), paused.last_layer, all_s)
         found = self._jobs(state, now_s, self._lane_pace(state, units, beside_decode=beside_decode))
         if found is None:

@@ -63,6 +63,27 @@ class Decoding(NamedTuple):
     next_due_s: float
 
 
+class Streaming(msgspec.Struct, frozen=True):
+    """The sequence whose context is larger than the device's pool (docs/adr/0035): it has its room, and computes in
+    passes of its own, of its next token, too. Of its `tokens`, `computed` are in the cache.
+
+    A pass takes `most_tokens` at the most. `paused` is its pass, if that stands between two slices. `had_last`: nothing
+    of others has ended since its last slice, which took `slice_s` and ended at `idle_since_s`. To read its older KV
+    takes `read_s`; its passes take `pace` times what is predicted of them.
+    """
+
+    id: str
+    tokens: int
+    computed: int
+    most_tokens: int
+    paused: PrefillSlice | None
+    had_last: bool
+    idle_since_s: float
+    slice_s: float
+    read_s: float
+    pace: float
+
+
 class Span(msgspec.Struct, frozen=True):
     """Tokens [start, stop) of one sequence."""
 
@@ -199,7 +220,7 @@ class State(msgspec.Struct, frozen=True):
     `queued_by_due` are the queued by tier and TTFT deadline. `paused` is the prefill pass that stands between two
     slices: its next slice starts at `paused.last_layer`. A new pass takes the number `next_job`. Without
     `can_prefill` nothing but decode can be launched: the process that prefills is being started again. `newcomers` are
-    those of the queued that came since the last plan.
+    those of the queued that came since the last plan. `stream` is in none of these.
     """
 
     table: PartitionTable
@@ -216,6 +237,7 @@ class State(msgspec.Struct, frozen=True):
     newcomers: tuple[Queued, ...] = ()
     prefilling: tuple[Prefilling, ...] = ()
     decoding: tuple[Decoding, ...] = ()
+    stream: Streaming | None = None
 
 
 class Scheduler(Protocol):

@@ -12,6 +12,7 @@ from tidelane.engine.scheduling.mixed import MixedScheduler
 from tidelane.engine.scheduling.order import FirstCome, MooreHodgson, Order
 from tidelane.engine.scheduling.plan import Scheduler
 from tidelane.engine.scheduling.refusal import EarlyRefusal, Paced
+from tidelane.engine.scheduling.streams import WithStreams
 
 
 class OrderName(StrEnum):
@@ -33,8 +34,12 @@ def policy(
     the whole of one device for each phase. In our order, which knows who will be late, any of them can refuse those.
     """
     if OrderName(order) is OrderName.OWN:
-        return _paced(name, FirstCome(), max_running, chunk_tokens, split)
-    return EarlyRefusal(_paced(name, MooreHodgson(), max_running, chunk_tokens, split))
+        return _with_streams(name, _paced(name, FirstCome(), max_running, chunk_tokens, split))
+    return EarlyRefusal(_with_streams(name, _paced(name, MooreHodgson(), max_running, chunk_tokens, split)))
+
+
+def _with_streams(name: str, scheduler: Paced) -> Paced:
+    return WithStreams(scheduler, lanes=name in ("static", "lanes", "auto"))
 
 
 def _paced(name: str, arrange: Order, max_running: int, chunk_tokens: int | None, split: Partition | None) -> Paced:
