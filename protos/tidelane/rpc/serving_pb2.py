@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atidelane/rpc/serving.proto\x12\x15tidelane.rpc.v1alpha1\"&\n\x12WatchStatusRequest\x12\x10\n\x08period_s\x18\x01 \x01(\x01\"v\n\x03Slo\x12\x0e\n\x06ttft_s\x18\x01 \x01(\x01\x12\"\n\x1attft_per_1k_input_tokens_s\x18\x02 \x01(\x01\x12\x0e\n\x06tpot_s\x18\x03 \x01(\x01\x12\x12\n\npercentile\x18\x04 \x01(\r\x12\x17\n\x0fmax_token_gap_s\x18\x05 \x01(\x01\"\xea\x01\n\tObjective\x12\'\n\x03slo\x18\x01 \x01(\x0b\x32\x1a.tidelane.rpc.v1alpha1.Slo\x12\x32\n\x04mode\x18\x02 \x01(\x0e\x32$.tidelane.rpc.v1alpha1.ExecutionMode\x12\x18\n\x10min_decode_share\x18\x03 \x01(\x01\x12\x18\n\x10max_decode_share\x18\x04 \x01(\x01\x12\x10\n\x08revision\x18\x05 \x01(\x03\x12:\n\rlate_requests\x18\x06 \x01(\x0e\x32#.tidelane.rpc.v1alpha1.LateRequests\"\x16\n\x14SetObjectiveResponse\"\"\n\x0c\x44rainRequest\x12\x12\n\ndeadline_s\x18\x01 \x01(\x01\"\x0f\n\rDrainResponse\"\xe4\x03\n\x0c\x45ngineStatus\x12\x38\n\x05state\x18\x01 \x01(\x0e\x32).tidelane.rpc.v1alpha1.EngineStatus.State\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x12\n\nmodel_name\x18\x03 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12\x0e\n\x06listen\x18\x05 \x01(\t\x12\x1a\n\x12objective_revision\x18\x06 \x01(\x03\x12)\n\x04load\x18\x07 \x01(\x0b\x32\x1b.tidelane.rpc.v1alpha1.Load\x12/\n\x07latency\x18\x08 \x01(\x0b\x32\x1e.tidelane.rpc.v1alpha1.Latency\x12+\n\x05lanes\x18\t \x01(\x0b\x32\x1c.tidelane.rpc.v1alpha1.Lanes\x12\x0b\n\x03pid\x18\n \x01(\r\x12\x1d\n\x15resident_memory_bytes\x18\x0b \x01(\x04\x12+\n\x05reach\x18\x0c \x01(\x0b\x32\x1c.tidelane.rpc.v1alpha1.Reach\"Q\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0b\n\x07LOADING\x10\x01\x12\x0b\n\x07WARMING\x10\x02\x12\t\n\x05READY\x10\x03\x12\x0c\n\x08\x44RAINING\x10\x04\"\x96\x02\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x03 \x01(\r\x12\x16\n\x0ekv_blocks_free\x18\x04 \x01(\r\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x04\x12\x10\n\x08rejected\x18\x06 \x01(\x04\x12\x39\n\x0bkv_pressure\x18\x07 \x01(\x0e\x32$.tidelane.rpc.v1alpha1.Load.Pressure\"Y\n\x08Pressure\x12\x18\n\x14PRESSURE_UNSPECIFIED\x10\x00\x12\x08\n\x04NONE\x10\x01\x12\x0b\n\x07WAITING\x10\x02\x12\x0e\n\nPREEMPTING\x10\x03\x12\x0c\n\x08REFUSING\x10\x04\"\xb9\x02\n\x07Latency\x12\x10\n\x08window_s\x18\x01 \x01(\x01\x12\x10\n\x08requests\x18\x02 \x01(\r\x12\x12\n\nttft_p50_s\x18\x03 \x01(\x01\x12\x12\n\nttft_p99_s\x18\x04 \x01(\x01\x12\x12\n\ntpot_p50_s\x18\x05 \x01(\x01\x12\x12\n\ntpot_p99_s\x18\x06 \x01(\x01\x12\x17\n\x0ftoken_gap_p99_s\x18\x07 \x01(\x01\x12\x13\n\x0bqueue_p99_s\x18\x08 \x01(\x01\x12\x1c\n\x14ttft_at_percentile_s\x18\t \x01(\x01\x12\x1c\n\x14tpot_at_percentile_s\x18\n \x01(\x01\x12\x12\n\nattainment\x18\x0b \x01(\x01\x12\x13\n\x0bgoodput_rps\x18\x0c \x01(\x01\x12\'\n\x1fttft_target_ratio_at_percentile\x18\r \x01(\x01\"=\n\x05Reach\x12\x14\n\x0cinput_tokens\x18\x01 \x01(\r\x12\x0e\n\x06ttft_s\x18\x02 \x01(\x01\x12\x0e\n\x06tpot_s\x18\x03 \x01(\x01\"\xa9\x02\n\x05Lanes\x12\x15\n\rcompute_units\x18\x01 \x01(\r\x12\x1c\n\x14\x64\x65\x63ode_compute_units\x18\x02 \x01(\r\x12\x1d\n\x15prefill_compute_units\x18\x03 \x01(\r\x12\x1c\n\x14realised_split_share\x18\x04 \x01(\x01\x12#\n\x1brealised_decode_alone_share\x18\x05 \x01(\x01\x12$\n\x1crealised_prefill_alone_share\x18\x06 \x01(\x01\x12\x1c\n\x14realised_mixed_share\x18\x07 \x01(\x01\x12\x12\n\nidle_share\x18\x08 \x01(\x01\x12\"\n\x1arealised_decode_unit_share\x18\t \x01(\x01\x12\r\n\x05moves\x18\n \x01(\x04*\x8f\x01\n\rExecutionMode\x12\x1e\n\x1a\x45XECUTION_MODE_UNSPECIFIED\x10\x00\x12\t\n\x05LANES\x10\x01\x12\x08\n\x04\x41UTO\x10\x02\x12\x13\n\x0f\x43HUNKED_PREFILL\x10\x03\x12\x0f\n\x0bMIXED_BATCH\x10\x04\x12\x10\n\x0cSTATIC_LANES\x10\x05\x12\x11\n\rDISAGGREGATED\x10\x06*D\n\x0cLateRequests\x12\x1d\n\x19LATE_REQUESTS_UNSPECIFIED\x10\x00\x12\t\n\x05SERVE\x10\x01\x12\n\n\x06REFUSE\x10\x02\x32\x9c\x02\n\x06\x45ngine\x12_\n\x0bWatchStatus\x12).tidelane.rpc.v1alpha1.WatchStatusRequest\x1a#.tidelane.rpc.v1alpha1.EngineStatus0\x01\x12]\n\x0cSetObjective\x12 .tidelane.rpc.v1alpha1.Objective\x1a+.tidelane.rpc.v1alpha1.SetObjectiveResponse\x12R\n\x05\x44rain\x12#.tidelane.rpc.v1alpha1.DrainRequest\x1a$.tidelane.rpc.v1alpha1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atidelane/rpc/serving.proto\x12\x15tidelane.rpc.v1alpha1\"&\n\x12WatchStatusRequest\x12\x10\n\x08period_s\x18\x01 \x01(\x01\"v\n\x03Slo\x12\x0e\n\x06ttft_s\x18\x01 \x01(\x01\x12\"\n\x1attft_per_1k_input_tokens_s\x18\x02 \x01(\x01\x12\x0e\n\x06tpot_s\x18\x03 \x01(\x01\x12\x12\n\npercentile\x18\x04 \x01(\r\x12\x17\n\x0fmax_token_gap_s\x18\x05 \x01(\x01\"\xea\x01\n\tObjective\x12\'\n\x03slo\x18\x01 \x01(\x0b\x32\x1a.tidelane.rpc.v1alpha1.Slo\x12\x32\n\x04mode\x18\x02 \x01(\x0e\x32$.tidelane.rpc.v1alpha1.ExecutionMode\x12\x18\n\x10min_decode_share\x18\x03 \x01(\x01\x12\x18\n\x10max_decode_share\x18\x04 \x01(\x01\x12\x10\n\x08revision\x18\x05 \x01(\x03\x12:\n\rlate_requests\x18\x06 \x01(\x0e\x32#.tidelane.rpc.v1alpha1.LateRequests\"\x16\n\x14SetObjectiveResponse\"\"\n\x0c\x44rainRequest\x12\x12\n\ndeadline_s\x18\x01 \x01(\x01\"\x0f\n\rDrainResponse\"\x97\x04\n\x0c\x45ngineStatus\x12\x38\n\x05state\x18\x01 \x01(\x0e\x32).tidelane.rpc.v1alpha1.EngineStatus.State\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x12\n\nmodel_name\x18\x03 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12\x0e\n\x06listen\x18\x05 \x01(\t\x12\x1a\n\x12objective_revision\x18\x06 \x01(\x03\x12)\n\x04load\x18\x07 \x01(\x0b\x32\x1b.tidelane.rpc.v1alpha1.Load\x12/\n\x07latency\x18\x08 \x01(\x0b\x32\x1e.tidelane.rpc.v1alpha1.Latency\x12+\n\x05lanes\x18\t \x01(\x0b\x32\x1c.tidelane.rpc.v1alpha1.Lanes\x12\x0b\n\x03pid\x18\n \x01(\r\x12\x1d\n\x15resident_memory_bytes\x18\x0b \x01(\x04\x12+\n\x05reach\x18\x0c \x01(\x0b\x32\x1c.tidelane.rpc.v1alpha1.Reach\x12\x31\n\x08workload\x18( \x01(\x0b\x32\x1f.tidelane.rpc.v1alpha1.Workload\"Q\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0b\n\x07LOADING\x10\x01\x12\x0b\n\x07WARMING\x10\x02\x12\t\n\x05READY\x10\x03\x12\x0c\n\x08\x44RAINING\x10\x04\"\x96\x02\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x03 \x01(\r\x12\x16\n\x0ekv_blocks_free\x18\x04 \x01(\r\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x04\x12\x10\n\x08rejected\x18\x06 \x01(\x04\x12\x39\n\x0bkv_pressure\x18\x07 \x01(\x0e\x32$.tidelane.rpc.v1alpha1.Load.Pressure\"Y\n\x08Pressure\x12\x18\n\x14PRESSURE_UNSPECIFIED\x10\x00\x12\x08\n\x04NONE\x10\x01\x12\x0b\n\x07WAITING\x10\x02\x12\x0e\n\nPREEMPTING\x10\x03\x12\x0c\n\x08REFUSING\x10\x04\"\xb9\x02\n\x07Latency\x12\x10\n\x08window_s\x18\x01 \x01(\x01\x12\x10\n\x08requests\x18\x02 \x01(\r\x12\x12\n\nttft_p50_s\x18\x03 \x01(\x01\x12\x12\n\nttft_p99_s\x18\x04 \x01(\x01\x12\x12\n\ntpot_p50_s\x18\x05 \x01(\x01\x12\x12\n\ntpot_p99_s\x18\x06 \x01(\x01\x12\x17\n\x0ftoken_gap_p99_s\x18\x07 \x01(\x01\x12\x13\n\x0bqueue_p99_s\x18\x08 \x01(\x01\x12\x1c\n\x14ttft_at_percentile_s\x18\t \x01(\x01\x12\x1c\n\x14tpot_at_percentile_s\x18\n \x01(\x01\x12\x12\n\nattainment\x18\x0b \x01(\x01\x12\x13\n\x0bgoodput_rps\x18\x0c \x01(\x01\x12\'\n\x1fttft_target_ratio_at_percentile\x18\r \x01(\x01\"=\n\x05Reach\x12\x14\n\x0cinput_tokens\x18\x01 \x01(\r\x12\x0e\n\x06ttft_s\x18\x02 \x01(\x01\x12\x0e\n\x06tpot_s\x18\x03 \x01(\x01\"\xa9\x02\n\x05Lanes\x12\x15\n\rcompute_units\x18\x01 \x01(\r\x12\x1c\n\x14\x64\x65\x63ode_compute_units\x18\x02 \x01(\r\x12\x1d\n\x15prefill_compute_units\x18\x03 \x01(\r\x12\x1c\n\x14realised_split_share\x18\x04 \x01(\x01\x12#\n\x1brealised_decode_alone_share\x18\x05 \x01(\x01\x12$\n\x1crealised_prefill_alone_share\x18\x06 \x01(\x01\x12\x1c\n\x14realised_mixed_share\x18\x07 \x01(\x01\x12\x12\n\nidle_share\x18\x08 \x01(\x01\x12\"\n\x1arealised_decode_unit_share\x18\t \x01(\x01\x12\r\n\x05moves\x18\n \x01(\x04\"\xd4\x02\n\x08Workload\x12\x12\n\nobserved_s\x18\x01 \x01(\x01\x12\x10\n\x08requests\x18\x02 \x01(\x04\x12\x15\n\rflex_requests\x18\x03 \x01(\x04\x12\x0c\n\x04gaps\x18\x04 \x01(\x04\x12\x0e\n\x06gaps_s\x18\x05 \x01(\x01\x12\x17\n\x0fgaps_squared_s2\x18\x06 \x01(\x01\x12\x35\n\rprompt_tokens\x18\x07 \x01(\x0b\x32\x1e.tidelane.rpc.v1alpha1.Lengths\x12\x35\n\routput_tokens\x18\x08 \x01(\x0b\x32\x1e.tidelane.rpc.v1alpha1.Lengths\x12\x35\n\rreused_tokens\x18\t \x01(\x0b\x32\x1e.tidelane.rpc.v1alpha1.Lengths\x12/\n\x07machine\x18\n \x01(\x0b\x32\x1e.tidelane.rpc.v1alpha1.Machine\")\n\x07Lengths\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\"\xf9\x01\n\x07Machine\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\r\n\x05units\x18\x02 \x01(\r\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0e\n\x06layers\x18\x04 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x05 \x01(\r\x12\x11\n\tkv_tokens\x18\x06 \x01(\x04\x12\x14\n\x0c\x64\x65\x63ode_units\x18\x07 \x03(\r\x12/\n\x05times\x18\x08 \x03(\x0b\x32 .tidelane.rpc.v1alpha1.PassTimes\x12\x17\n\x0f\x64\x65\x63ode_slowdown\x18\t \x01(\x02\x12\x18\n\x10prefill_slowdown\x18\n \x01(\x02\x12\r\n\x05guard\x18\x0b \x01(\x02\"\x81\x01\n\tPassTimes\x12\r\n\x05phase\x18\x01 \x01(\t\x12\r\n\x05units\x18\x02 \x01(\r\x12\r\n\x05knots\x18\x03 \x03(\r\x12\x10\n\x08linear_s\x18\x04 \x03(\x02\x12\x0e\n\x06pair_s\x18\x05 \x01(\x02\x12\x11\n\tcontext_s\x18\x06 \x01(\x02\x12\x12\n\nsequence_s\x18\x07 \x01(\x02*\x8f\x01\n\rExecutionMode\x12\x1e\n\x1a\x45XECUTION_MODE_UNSPECIFIED\x10\x00\x12\t\n\x05LANES\x10\x01\x12\x08\n\x04\x41UTO\x10\x02\x12\x13\n\x0f\x43HUNKED_PREFILL\x10\x03\x12\x0f\n\x0bMIXED_BATCH\x10\x04\x12\x10\n\x0cSTATIC_LANES\x10\x05\x12\x11\n\rDISAGGREGATED\x10\x06*D\n\x0cLateRequests\x12\x1d\n\x19LATE_REQUESTS_UNSPECIFIED\x10\x00\x12\t\n\x05SERVE\x10\x01\x12\n\n\x06REFUSE\x10\x02\x32\x9c\x02\n\x06\x45ngine\x12_\n\x0bWatchStatus\x12).tidelane.rpc.v1alpha1.WatchStatusRequest\x1a#.tidelane.rpc.v1alpha1.EngineStatus0\x01\x12]\n\x0cSetObjective\x12 .tidelane.rpc.v1alpha1.Objective\x1a+.tidelane.rpc.v1alpha1.SetObjectiveResponse\x12R\n\x05\x44rain\x12#.tidelane.rpc.v1alpha1.DrainRequest\x1a$.tidelane.rpc.v1alpha1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tidelane.rpc.serving_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EXECUTIONMODE']._serialized_start=1975
-  _globals['_EXECUTIONMODE']._serialized_end=2118
-  _globals['_LATEREQUESTS']._serialized_start=2120
-  _globals['_LATEREQUESTS']._serialized_end=2188
+  _globals['_EXECUTIONMODE']._serialized_start=2796
+  _globals['_EXECUTIONMODE']._serialized_end=2939
+  _globals['_LATEREQUESTS']._serialized_start=2941
+  _globals['_LATEREQUESTS']._serialized_end=3009
   _globals['_WATCHSTATUSREQUEST']._serialized_start=53
   _globals['_WATCHSTATUSREQUEST']._serialized_end=91
   _globals['_SLO']._serialized_start=93
@@ -48,19 +48,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAINRESPONSE']._serialized_start=510
   _globals['_DRAINRESPONSE']._serialized_end=525
   _globals['_ENGINESTATUS']._serialized_start=528
-  _globals['_ENGINESTATUS']._serialized_end=1012
-  _globals['_ENGINESTATUS_STATE']._serialized_start=931
-  _globals['_ENGINESTATUS_STATE']._serialized_end=1012
-  _globals['_LOAD']._serialized_start=1015
-  _globals['_LOAD']._serialized_end=1293
-  _globals['_LOAD_PRESSURE']._serialized_start=1204
-  _globals['_LOAD_PRESSURE']._serialized_end=1293
-  _globals['_LATENCY']._serialized_start=1296
-  _globals['_LATENCY']._serialized_end=1609
-  _globals['_REACH']._serialized_start=1611
-  _globals['_REACH']._serialized_end=1672
-  _globals['_LANES']._serialized_start=1675
-  _globals['_LANES']._serialized_end=1972
-  _globals['_ENGINE']._serialized_start=2191
-  _globals['_ENGINE']._serialized_end=2475
+  _globals['_ENGINESTATUS']._serialized_end=1063
+  _globals['_ENGINESTATUS_STATE']._serialized_start=982
+  _globals['_ENGINESTATUS_STATE']._serialized_end=1063
+  _globals['_LOAD']._serialized_start=1066
+  _globals['_LOAD']._serialized_end=1344
+  _globals['_LOAD_PRESSURE']._serialized_start=1255
+  _globals['_LOAD_PRESSURE']._serialized_end=1344
+  _globals['_LATENCY']._serialized_start=1347
+  _globals['_LATENCY']._serialized_end=1660
+  _globals['_REACH']._serialized_start=1662
+  _globals['_REACH']._serialized_end=1723
+  _globals['_LANES']._serialized_start=1726
+  _globals['_LANES']._serialized_end=2023
+  _globals['_WORKLOAD']._serialized_start=2026
+  _globals['_WORKLOAD']._serialized_end=2366
+  _globals['_LENGTHS']._serialized_start=2368
+  _globals['_LENGTHS']._serialized_end=2409
+  _globals['_MACHINE']._serialized_start=2412
+  _globals['_MACHINE']._serialized_end=2661
+  _globals['_PASSTIMES']._serialized_start=2664
+  _globals['_PASSTIMES']._serialized_end=2793
+  _globals['_ENGINE']._serialized_start=3012
+  _globals['_ENGINE']._serialized_end=3296
 # @@protoc_insertion_point(module_scope)
