@@ -114,11 +114,12 @@ def _replica(status: pb.ReplicaStatus, address: str) -> Replica:
         reach=Reach(reach.input_tokens, reach.ttft_s, reach.tpot_s) if status.engine.HasField("reach") else None,
         objective=objective_from_wire(status.objective) if status.HasField("objective") else None,
         serves_objective=status.serves_objective or not status.HasField("objective"),
+        workload=status.engine.workload.SerializeToString(),
     )
 
 
 def _without_figures(replica: Replica) -> Replica:
-    return replace(replica, measured=None, lanes=None, kv_pressure=None, reach=None)
+    return replace(replica, measured=None, lanes=None, kv_pressure=None, reach=None, workload=b"")
 
 
 def _service(ref: ReplicaRef) -> ObjectRef:

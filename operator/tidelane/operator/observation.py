@@ -65,7 +65,8 @@ class Replica:
     """One replica as its agent last reported it. `serving_generation` None: it serves nothing yet.
 
     `objective` is the one last applied, and `serves_objective` whether its engine is held to it; None: its agent takes
-    another objective only with another generation.
+    another objective only with another generation. `workload` is the message of that name, empty where nothing came
+    lately; it is read where a policy asks for it, since it comes with each report of each replica.
     """
 
     ref: ReplicaRef
@@ -82,6 +83,7 @@ class Replica:
     reach: Reach | None = None
     objective: Objective | None = None
     serves_objective: bool = True
+    workload: bytes = b""
 
     def lacks(self, objective: Objective) -> bool:
         """Whether its agent must be told of this one."""
