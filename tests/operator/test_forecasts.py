@@ -8,14 +8,26 @@ from dataclasses import replace
 
 import pytest
 
+from tidelane.engine.machine_report import MachineReport, ReportedTimes
 from tidelane.engine.slo import Slo
 from tidelane.engine.workload import Lengths, Sketch
-from tidelane.operator.forecasts import Answer, Forecast, Forecasts, Question, Traffic, Unanswered, visibly_other
+from tidelane.operator.forecasts import (
+    Answer,
+    Forecast,
+    Forecasts,
+    Question,
+    Traffic,
+    Unanswered,
+    traffic_of,
+    visibly_other,
+)
+from tidelane.operator.node_state import compare, node_of
 from tidelane.operator.prediction import Basis, Outlook, Simulated, predict
 from tidelane.operator.resources import ObjectRef, Status
 from tidelane.operator.simulation import Simulation
 from tidelane.operator.targets import Targets
-from tidelane.rpc.wire import ExecutionMode, Objective, Workload
+from tidelane.rpc import node_agent_pb2 as pb
+from tidelane.rpc.wire import ExecutionMode, Objective, Workload, workload_to_wire
 
 CHAT, OTHER = ObjectRef("default", "chat"), ObjectRef("default", "other")
 TIGHT = Objective(Slo(1.0, 0.05), ExecutionMode.LANES)
@@ -168,3 +180,50 @@ def test_bounds_are_told_with_what_there_is_against_the_simulation(simulated: Si
 
 def test_nothing_measured_and_nothing_simulated() -> None:
     assert predict({}, WANTED).basis is Basis.NONE
+
+
+def status_of(*workloads: Workload | None, phase: pb.ReplicaStatus.Phase = pb.ReplicaStatus.READY) -> pb.NodeStatus:
+    """A node whose replicas saw these; None: one that nobody asked lately."""
+    replicas = []
+    for index, workload in enumerate(workloads):
+        replica = pb.ReplicaStatus(
+            id=pb.ReplicaId(namespace="default", service="chat", service_uid="u", index=index),
+            generation=1,
+            phase=phase,
+            host="127.0.0.1",
+            port=1,
+        )
+        if workload is not None:
+            replica.engine.workload.CopyFrom(workload_to_wire(workload))
+        replicas.append(replica)
+    return pb.NodeStatus(node_name="n", address="127.0.0.1", replicas=replicas)
+
+
+def test_what_comes_to_replicas_adds_up() -> None:
+    one, two = traffic(rate_rps=1.0).workload, traffic(rate_rps=4.0).workload
+    node = node_of(status_of(one, two, None))
+    assert traffic_of({"n": node}) == {CHAT: Traffic(Workload(one.sketch + two.sketch), 2)}
+    assert traffic_of({"n": node.lost(5.0)}) == {}
+    assert traffic_of({"n": node_of(status_of(one, phase=pb.ReplicaStatus.STARTING))}) == {}
+
+
+def test_a_workload_that_cannot_be_read_is_left_out() -> None:
+    status = status_of(traffic().workload, traffic().workload)
+    status.replicas[0].engine.workload.flex_requests = 10_000
+    assert traffic_of({"n": node_of(status)}) == {CHAT: traffic()}
+
+
+def test_traffic_is_no_change_of_a_replica() -> None:
+    before, after = node_of(status_of(traffic().workload)), node_of(status_of(traffic(rate_rps=2.0).workload))
+    change = compare(before, after)
+    assert (change.services, change.measured, change.room) == (frozenset(), {CHAT}, False)
+
+
+@pytest.mark.slow
+async def test_the_simulator_answers_what_the_operator_asks() -> None:
+    times = tuple(ReportedTimes(phase, 1, (1, 1001), (0.001, 1.001)) for phase in ("decode", "prefill"))
+    machine = MachineReport("cpu", 1, "float32", 4, 16, 16_000, (), times, 1.0, 1.0, 1.0)
+    asked = traffic(rate_rps=2.0)
+    question = replace(asked, workload=replace(asked.workload, machine=machine)).asking(LOOSE)
+    assert await Simulation().ask(question) == Forecast(100, pytest.approx(0.004, rel=0.5), pytest.approx(0.001), 1)
+    assert await Simulation().ask(asked.asking(LOOSE)) == Unanswered("its engines do not say what they run on")

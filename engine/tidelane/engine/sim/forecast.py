@@ -74,7 +74,11 @@ def _fewest(on: Callable[[int], Forecast], found: Forecast, replicas: int, perce
         while least > max(1, replicas - _STEPS) and on(least - 1).meets(percent):
             least -= 1
         return least
-    return next((more for more in range(replicas + 1, replicas + 1 + _STEPS) if on(more).meets(percent)), None)
+    # The most first: often a target is out of reach, and no number of replicas would do.
+    most = replicas + _STEPS
+    if not on(most).meets(percent):
+        return None
+    return next((more for more in range(replicas + 1, most) if on(more).meets(percent)), most)
 
 
 def _told(done: Replay, objective: Objective) -> Forecast:
