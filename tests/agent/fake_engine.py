@@ -42,6 +42,7 @@ class Switches:
     exit_now: int | None = None
     stuck: bool = False  # the whole process stops answering
     latency: dict[str, float] = field(default_factory=dict)
+    workload: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> Switches:
@@ -178,10 +179,12 @@ class FakeEngine:
             pid=os.getpid(),
             resident_memory_bytes=1,
         )
-        if self.switches.latency:
-            from google.protobuf import json_format
+        from google.protobuf import json_format
 
+        if self.switches.latency:
             json_format.ParseDict(self.switches.latency, status.latency)
+        if self.switches.workload:
+            json_format.ParseDict(self.switches.workload, status.workload)
         return status
 
     def record(self, event: str, **values: Any) -> None:

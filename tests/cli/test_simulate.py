@@ -240,3 +240,42 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
         run(command, "--help")
     assert ended.value.code == 0
     assert "--slo TARGETS" in capsys.readouterr().out
+
+
+def test_a_sketch_stands_for_the_trace_that_it_was_made_of(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("sketch", "--trace", trace, "--format", "jsonl") == 0
+    sketch = tmp_path / "mine.sketch.json"
+    sketch.write_text(capsys.readouterr().out)
+    points = []
+    for words in (("--trace", trace, "--format", "jsonl"), ("--sketch", str(sketch), "--limit", "300")):
+        out = tmp_path / "out.json"
+        code = run("simulate", *words, *MODEL, *SLO, *HERE, "--policies", "auto", "--order", "ours", "--json", str(out))
+        assert code == 0
+        (point,) = json.loads(out.read_text())["policies"]["auto/ours"]["points"]
+        points.append(point)
+    of_trace, of_sketch = points
+    assert of_sketch["rate"] == pytest.approx(of_trace["rate"], rel=0.05)
+    assert of_sketch["attainment"] == pytest.approx(of_trace["attainment"], abs=0.05)
+    assert of_sketch["ttft_ms"]["p50"] == pytest.approx(of_trace["ttft_ms"]["p50"], rel=0.2)
+    assert "like the 30 of the sketch: 2.59 a second" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_is_wrong_with_a_sketch_is_said(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "sketch.json"
+    for text, words, said in (
+        ("{}", (), "no request has come and ended in it"),
+        ('{"requests": 1, "flexRequests": 2}', (), "flex_requests must not be above requests"),
+        ("[", (), "give a file that `tidelane sketch` printed"),
+        ("{}", ("--trace", trace), "leave out --trace and --format, or --sketch"),
+    ):
+        path.write_text(text)
+        assert run("simulate", "--sketch", str(path), *MODEL, *SLO, *HERE, *words) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("tidelane simulate: --sketch: ")
+        assert said in error
+    assert run("sketch") == 2
+    assert capsys.readouterr().err == "tidelane sketch: give --trace or --engine, one of the two\n"
+    assert run("sketch", "--engine", str(tmp_path / "none")) == 2
+    assert capsys.readouterr().err.startswith(f"tidelane sketch: --engine: {tmp_path / 'none'}: ")

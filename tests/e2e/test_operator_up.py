@@ -73,6 +73,12 @@ class UpRig:
         services = json.loads(path.read_text())["services"] if path.exists() else []
         return next((each for each in services if each["name"] == name), {})
 
+    def policy(self, name: str) -> dict[str, Any]:
+        path = self.folder / "status.json"
+        found = json.loads(path.read_text())["policies"] if path.exists() else []
+        status: dict[str, Any] = next((each["status"] for each in found if each["name"] == name), {})
+        return status
+
     def until_serving(self, name: str = "chat", generation: int = 1) -> dict[str, Any]:
         def look() -> dict[str, Any] | None:
             found = self.service(name)
@@ -284,3 +290,37 @@ def test_no_manifest(up: UpRig) -> None:
     up.start()
     assert up.exit_code() == 2
     assert "no manifest in it" in up.output()
+
+
+def test_a_dry_run_is_simulated_with_what_engines_report(up: UpRig) -> None:
+    """Each token takes 11 ms here: by the engine's word, over the agent, to a simulation beside the operator."""
+    passes = [
+        {"phase": phase, "units": 1, "knots": [1, 1001], "linearS": [first_s, first_s + 1.0]}
+        for phase, first_s in (("decode", 0.01), ("prefill", 0.001))
+    ]
+    lengths = {"counts": [0] * 12 + [120], "tokens": 16 * 120}
+    up.switch(
+        latency={"windowS": 60, "requests": 60, "ttftAtPercentileS": 0.02, "tpotAtPercentileS": 0.01, "attainment": 1},
+        workload={
+            "observedS": 120, "requests": 120, "gaps": 119, "gapsS": 119, "gapsSquaredS2": 150,
+            "promptTokens": lengths, "outputTokens": lengths,
+            "machine": {
+                "device": "cpu: fake", "units": 1, "dtype": "float32", "layers": 4, "blockTokens": 16,
+                "kvTokens": 16000, "times": passes, "decodeSlowdown": 1, "prefillSlowdown": 1, "guard": 1,
+            },
+        },
+    )  # fmt: skip
+    up.write("chat", edited("spec.replicas", 1))
+    policy = {"apiVersion": "tidelane.dev/v1alpha1", "kind": "SLOPolicy", "metadata": {"name": "gold"}}
+    up.write("gold", {**policy, "spec": {"selector": {}, "overrides": {"slo": {"tpot": "5ms", "percentile": 90}}}})
+    up.start()
+    up.until_serving()
+
+    def simulated() -> dict[str, Any] | None:
+        [entry] = up.policy("gold").get("services") or [{}]
+        return entry if entry.get("basis") == "Simulated" else None
+
+    found: dict[str, Any] = until(simulated, "a forecast", limit_s=90)
+    assert (found["verdict"], found["simulated"]["attainment"]) == ("WouldBreach", 0)
+    assert "replicas" not in found["simulated"]  # a token takes longer than 5 ms, however many there are
+    assert found["simulated"]["tpot"] in {"10ms", "11ms"}

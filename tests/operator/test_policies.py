@@ -216,6 +216,7 @@ def test_a_dry_run_says_what_would_be_and_for_whom() -> None:
         "verdict": "WouldBreach",
         "attainmentAtLeast": 0,
         "attainmentAtMost": 89,
+        "basis": "Bounds",
         "message": "measured at p90: TTFT 150ms (300ms wanted), TPOT 40ms (30ms wanted); "
         "93 % within the targets in force",
     }

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from typing_extensions import override
 
+from tidelane.engine.workload import Sketch
 from tidelane.operator.crd import KIND, POLICY_KIND
 from tidelane.operator.errors import Retry
+from tidelane.operator.forecasts import Answer, Forecast, Forecasts, Question, Traffic
 from tidelane.operator.local_cluster import LocalCluster
 from tidelane.operator.observation import Timing
 from tidelane.operator.policies import PolicyStatus
 from tidelane.operator.policy_reconcile import PolicyReconciler
 from tidelane.operator.resources import ObjectRef, RawObject
+from tidelane.rpc.wire import Workload
 
 from .policy_objects import policy_object, tpot
 from .world import service_object
@@ -48,6 +52,10 @@ class WatchedCluster(LocalCluster):
 class Rig:
     def __init__(self) -> None:
         self.told: list[ObjectRef] = []
+        self.traffic: dict[ObjectRef, Traffic] = {}
+        self.asked: list[Question] = []
+        self.simulated = asyncio.Event()
+        self.forecasts = Forecasts(self._ask, self.simulated.set)
         self.cluster = WatchedCluster(
             lambda: datetime(2030, 1, 1, tzinfo=UTC), lambda _: None, lambda *_: None, lambda: None
         )
@@ -57,8 +65,19 @@ class Rig:
             self.cluster.put(made)
         self.policies = self.another()
 
+    async def _ask(self, question: Question) -> Answer:
+        self.asked.append(question)
+        return Forecast(60 if question.objective.slo.tpot_s < 0.05 else 99, 0.25, question.objective.slo.tpot_s, 2)
+
     def another(self) -> PolicyReconciler:
-        return PolicyReconciler(self.cluster, lambda: datetime(2030, 1, 1, tzinfo=UTC), Timing(), self.told.append)
+        return PolicyReconciler(
+            self.cluster,
+            lambda: datetime(2030, 1, 1, tzinfo=UTC),
+            Timing(),
+            self.told.append,
+            lambda: self.traffic,
+            self.forecasts,
+        )
 
     def put(self, name: str = "gold", **spec: Any) -> None:
         manifest = policy_object(name, **{"selector": {"matchLabels": {"app": "chat"}}, **spec})
@@ -153,3 +172,33 @@ async def test_a_service_being_deleted_is_not_counted(rig: Rig) -> None:
     rig.cluster.delete(OTHER, KIND)
     await rig.look()
     assert [each["name"] for each in (await rig.status())["services"]] == ["chat"]
+
+
+async def test_what_is_tried_is_simulated_and_what_is_steady_is_not_simulated_again(rig: Rig) -> None:
+    rig.traffic = {CHAT: Traffic(Workload(Sketch(60.0, 120, gaps=119, gaps_s=60.0, gaps_squared_s2=60.0)), 1)}
+    rig.put(mode="DryRun", overrides=tpot("20ms"))
+    await rig.look()
+    [entry] = (await rig.status())["services"]
+    assert (entry["basis"], entry["verdict"]) == ("None", "Unknown")
+    assert entry["message"] == "no requests measured yet; not simulated: under way"
+    async with asyncio.timeout(5):
+        await rig.simulated.wait()
+    await rig.look()
+    [entry] = (await rig.status())["services"]
+    assert (entry["basis"], entry["verdict"]) == ("Simulated", "WouldBreach")
+    assert entry["simulated"] == {"attainment": 60, "ttft": "250ms", "tpot": "20ms", "replicas": 2}
+    assert sorted(each.objective.slo.tpot_s for each in rig.asked) == [0.02, 0.05]
+    written = rig.cluster.written
+    for _ in range(3):
+        await rig.look()
+    assert (len(rig.asked), rig.cluster.written) == (2, written)
+
+
+async def test_what_is_enforced_is_measured_and_not_simulated(rig: Rig) -> None:
+    rig.traffic = {CHAT: Traffic(Workload(Sketch(60.0, 120)), 1)}
+    rig.put(overrides=tpot("20ms"))
+    await rig.look()
+    await asyncio.sleep(0)
+    assert rig.asked == []
+    [entry] = (await rig.status())["services"]
+    assert (entry["basis"], "simulated" in entry) == ("None", False)

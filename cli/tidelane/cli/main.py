@@ -41,6 +41,7 @@ _COMMANDS: Final = (
     Command("profile-manifest", "print a measured profile as a ModelProfile manifest", "engine"),
     Command("bench", "send traffic to a service and report latency and goodput", "bench"),
     Command("kv-bench", "measure whether it pays to keep KV below the device", "engine"),
+    Command("sketch", "print what traffic is like, to simulate by", "engine"),
     Command("simulate", "compare scheduling policies on any GPU, in virtual time", "engine"),
     Command("plan", "find the mode and the number of GPUs that meet targets", "engine"),
     Command("top", "watch services in the terminal", "operator"),

@@ -6,9 +6,11 @@ import argparse
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from google.protobuf import json_format
 
 from tidelane.cli.targets import EXAMPLE, BadOption, duration_s, parse_slo
 from tidelane.cli.traces import FORMAT_HELP, replayed
@@ -17,12 +19,21 @@ from tidelane.engine.estimation.devices import device_facts, device_names
 from tidelane.engine.estimation.fields import parse
 from tidelane.engine.estimation.profile import read_profile
 from tidelane.engine.estimation.shapes import ModelShape, model_names, model_shape
+from tidelane.engine.machine_report import MachineReport
 from tidelane.engine.scheduling.policies import OrderName
 from tidelane.engine.sim.contestants import POLICIES
-from tidelane.engine.sim.machine import Machine, as_profiled, colocated, in_pairs, with_tiers
+from tidelane.engine.sim.machine import Machine, as_profiled, colocated, in_blocks_of, in_pairs, with_tiers
+from tidelane.engine.sim.reported import reported
 from tidelane.engine.sim.scene import Scene
+from tidelane.engine.sim.synthetic import TooLittleSeen, synthetic
 from tidelane.engine.sim.tiers import DISK_BYTES_PER_S, HOST_BYTES_PER_S, TierSizes
+from tidelane.engine.workload import Sketch
 from tidelane.operator.quantities import parse_memory
+from tidelane.rpc import serving_pb2
+from tidelane.rpc.wire import Workload, workload_from_wire
+
+# Enough for the tail that a target at p99 is about.
+_OF_SKETCH: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +50,9 @@ class Scenario:
 def add_scenario_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--trace", type=Path, metavar="FILE", help="requests to replay: arrivals and lengths")
+    add("--sketch", type=Path, metavar="FILE", help="instead: what traffic is like, as `tidelane sketch` prints it")
     add("--format", metavar="FORMAT", help=FORMAT_HELP)
-    add("--limit", metavar="N", help="only the first N requests of the trace")
+    add("--limit", metavar="N", help=f"only the first N requests of the trace; N made of the sketch ({_OF_SKETCH})")
     add("--model", metavar="MODEL", help=f"{', '.join(model_names())}, or a model's config.json")
     add("--gpu", metavar="GPU", help=f"{', '.join(device_names())}: step times by its data sheet, unless --profile")
     add("--profile", type=Path, metavar="FILE", help="step times as `tidelane profile` measured them")
@@ -63,22 +75,27 @@ def add_scenario_arguments(parser: argparse.ArgumentParser) -> None:
 
 def scenario(args: argparse.Namespace) -> Scenario:
     """Raises ValueError or OSError with what to change."""
-    missing = [f"--{name}" for name in ("trace", "model", "slo") if getattr(args, name) is None]
-    if args.gpu is None and args.profile is None:
+    missing = [f"--{name}" for name in ("model", "slo") if getattr(args, name) is None]
+    workload = None if args.sketch is None else read_sketch(args.sketch)
+    if workload is None and args.trace is None:
+        missing.insert(0, "--trace")
+    if args.gpu is None and args.profile is None and (workload is None or workload.machine is None):
         missing.append("--gpu")
     if missing:
         raise BadOption(f"{', '.join(missing)}: missing, add (--help tells what each takes)")
     slo = parse_slo(args.slo)
     seed = whole_number("--seed", args.seed)
-    traffic, notes = _traffic(args, seed)
+    traffic, notes = _traffic(args, seed) if workload is None else _made(args, workload.sketch, seed)
     shape = _shape(_needed(args, "model"))
-    one, device, times_from = _machine(args, shape)
+    one, device, times_from = _machine(args, shape, None if workload is None else workload.machine)
+    if workload is not None:
+        one = in_blocks_of(one, traffic.hashed_tokens)
     sizes = _tier_sizes(args)
     if sizes is not None:
         one = with_tiers(one, shape, sizes)
     return Scenario(
         Scene(traffic, one, in_pairs(one, shape), slo, seed),
-        args.trace.name,
+        (args.trace or args.sketch).name,
         args.model,
         device,
         (*notes, times_from),
@@ -125,6 +142,34 @@ def _traffic(args: argparse.Namespace, seed: int) -> tuple[Traffic, tuple[str, .
     return replayed(_needed(args, "trace"), args.format, limit, seed)
 
 
+def _made(args: argparse.Namespace, sketch: Sketch, seed: int) -> tuple[Traffic, tuple[str, ...]]:
+    if args.trace is not None or args.format is not None:
+        raise BadOption("--sketch: stands for a trace: leave out --trace and --format, or --sketch")
+    requests = _OF_SKETCH if args.limit is None else whole_number("--limit", args.limit, at_least=1)
+    try:
+        traffic = synthetic(sketch, requests, seed)
+    except TooLittleSeen as error:
+        raise BadOption(f"--sketch: {args.sketch}: {error} in it") from error
+    note = (
+        f"Requests are made up, like the {sketch.requests} of the sketch: {sketch.rate_rps:.3g} a second, burstiness "
+        f"{sketch.burstiness:.2g}, {sketch.prompts.mean:.0f} tokens in ({sketch.reused.mean:.0f} reused) and "
+        f"{sketch.outputs.mean:.0f} out in the mean."
+    )
+    return traffic, (note,)
+
+
+def read_sketch(path: Path) -> Workload:
+    """Raises BadOption if it is none of ours, or cannot be read."""
+    message = serving_pb2.Workload()
+    try:
+        json_format.Parse(path.read_text(encoding="utf-8"), message)
+        return workload_from_wire(message)
+    except OSError as error:
+        raise BadOption(f"--sketch: {error}") from error
+    except (json_format.ParseError, ValueError) as error:
+        raise BadOption(f"--sketch: {path}: {error}: give a file that `tidelane sketch` printed") from error
+
+
 def _shape(model: str) -> ModelShape:
     if model in model_names():
         return model_shape(model)
@@ -137,7 +182,9 @@ def _shape(model: str) -> ModelShape:
     return ModelShape.from_config({name: each.value for name, each in config.items()}, str(path))
 
 
-def _machine(args: argparse.Namespace, shape: ModelShape) -> tuple[Machine, str, str]:
+def _machine(
+    args: argparse.Namespace, shape: ModelShape, report: MachineReport | None = None
+) -> tuple[Machine, str, str]:
     """(one device, its name, where its times are from)."""
     overhead_s = duration_s("--overhead", args.overhead)
     profile = None if args.profile is None else read_profile(args.profile)
@@ -146,6 +193,14 @@ def _machine(args: argparse.Namespace, shape: ModelShape) -> tuple[Machine, str,
             f"--profile: is of a model of {profile.key.layers} layers, {args.model} has {shape.layers}: "
             "give the --model that was measured"
         )
+    if args.gpu is None and profile is None and report is not None:
+        if report.layers != shape.layers:
+            raise BadOption(
+                f"--sketch: is of a model of {report.layers} layers, {args.model} has {shape.layers}: "
+                "give the --model that was served, or a --gpu"
+            )
+        one = replace(reported(report), overhead_s=overhead_s)
+        return one, report.device, f"Step times are those that the engine on {report.device} had found."
     if args.gpu is None:
         if profile is None or args.kv_tokens is None:
             raise BadOption("--gpu is missing: name one, or give --profile and --kv-tokens")

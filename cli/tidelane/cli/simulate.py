@@ -49,7 +49,7 @@ _EPILOG = """The chunk size of chunked and the border of static are tuned for ea
 With --measured DIR it replays a measured run of vLLM instead: it fits the prior to its first third and reports how
 near the whole comes; give --model and --gpu with it."""
 _NOT_WITH_MEASURED = (
-    *("trace", "format", "limit", "slo", "sweep", "rates", "rate", "html"),
+    *("trace", "sketch", "format", "limit", "slo", "sweep", "rates", "rate", "html"),
     *("kv_host_memory", "kv_disk_memory", "kv_host_rate", "kv_disk_rate", "kv_prefetch"),
 )
 
@@ -87,7 +87,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     try:
-        check_outputs(args.json, args.html, args.trace)
+        check_outputs(args.json, args.html, args.trace or args.sketch)
         if args.measured is not None:
             return _against_measured(args)
         told = scenario(args)

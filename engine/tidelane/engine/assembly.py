@@ -19,9 +19,10 @@ from tidelane.engine.control import ControlRoom
 from tidelane.engine.desk import ChannelDesk
 from tidelane.engine.errors import CannotServe
 from tidelane.engine.estimation.estimates import Estimates
+from tidelane.engine.estimation.profile import ProfileKey
 from tidelane.engine.execution.cpu import CpuExecutor
 from tidelane.engine.execution.executor import Executor
-from tidelane.engine.execution.starting import find_profile, starting_estimates
+from tidelane.engine.execution.starting import find_profile, profile_key, starting_estimates
 from tidelane.engine.gpu import calibrate_gpu, cuda_executor, gpu_key, open_gpu
 from tidelane.engine.handover.opening import Cores, open_sides
 from tidelane.engine.kv.device import DevicePool
@@ -47,6 +48,8 @@ from tidelane.engine.tiers import Below, open_below
 from tidelane.engine.usage import Usage
 from tidelane.engine.wakeup import Wakeup
 from tidelane.engine.window import LatencyWindow
+from tidelane.engine.workload_report import WorkloadReport
+from tidelane.engine.workload_window import WorkloadWindow
 from tidelane.rpc import serving_pb2
 from tidelane.rpc.wire import ExecutionMode
 
@@ -89,6 +92,8 @@ class _Compute:
     table: PartitionTable
     policies: Mapping[str, Scheduler]
     estimates: Estimates
+    # Under which a profile of it would be kept; None: it is two processes, which no profile tells of.
+    key: ProfileKey | None
     executor: Callable[[Mapping[str, Sequence], Callable[[], None]], Executor]
     # Whether a prompt may begin with blocks that another has computed.
     shares: bool = True
@@ -148,7 +153,14 @@ def assemble(
     executor = compute.executor(ledger.sequences, wakeup.notify)
     usage = Usage(compute.table.units, time.monotonic())
     identity.model_digest = loaded.facts.digest
-    desk = ChannelDesk(endpoint, wakeup, room, ledger, usage, compute.below.traffic, window, identity)
+    workload = WorkloadReport(
+        WorkloadWindow(time.monotonic),
+        compute.key,
+        compute.table,
+        layout.block_tokens,
+        compute.blocks * layout.block_tokens,
+    )
+    desk = ChannelDesk(endpoint, wakeup, room, ledger, usage, compute.below.traffic, window, identity, workload)
     policies = compute.policies
     loop = Loop(
         ledger=ledger,
@@ -206,6 +218,7 @@ def _on_cpu(config: ServeConfig, notify: Callable[[], None]) -> _Compute:
         lanes.table,
         policies,
         estimates,
+        profile_key(parts.loaded.facts, lanes),
         executor,
         below=below,
     )
@@ -243,6 +256,7 @@ def _apart(config: ServeConfig, notify: Callable[[], None]) -> _Compute:
         cores.table,
         policies,
         sides.estimates,
+        None,
         sides.executor,
         shares=False,  # what decode holds, the other process would have to get first
     )
@@ -266,13 +280,14 @@ def _on_gpu(config: ServeConfig) -> _Compute:
         kv_pool_bytes=config.kv_pool_bytes,
     )
     table = parts.lanes.table
-    profile = find_profile(config, gpu_key(facts, device, table.units))
+    key = gpu_key(facts, device, table.units)
+    profile = find_profile(config, key)
     estimates = calibrate_gpu(parts, facts.max_context_tokens)  # warms up all lanes, too
     if profile is not None:
         estimates = profile.estimates()
     executor = partial(cuda_executor, parts)
     policies = live_policies(table)
-    return _Compute(folder, loaded, parts.model.layers, parts.blocks, table, policies, estimates, executor)
+    return _Compute(folder, loaded, parts.model.layers, parts.blocks, table, policies, estimates, key, executor)
 
 
 def _pool_blocks(config: ComputeConfig, layout: KVLayout, free_bytes: int) -> int:

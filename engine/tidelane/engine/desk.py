@@ -14,7 +14,9 @@ from tidelane.engine.channel import (
     FrontReady,
     Heartbeat,
     RefusalReason,
+    Submit,
     ToFront,
+    Tokens,
     ToLoop,
 )
 from tidelane.engine.control import ControlRoom
@@ -23,9 +25,11 @@ from tidelane.engine.kv.traffic import Traffic
 from tidelane.engine.ledger import Ledger
 from tidelane.engine.pressure import PressureWindow
 from tidelane.engine.reports import engine_status, heartbeat, scheduling_objective
+from tidelane.engine.request import ServiceTier
 from tidelane.engine.usage import Usage
 from tidelane.engine.wakeup import Wakeup
 from tidelane.engine.window import LatencyWindow
+from tidelane.engine.workload_report import WorkloadReport
 from tidelane.rpc import serving_pb2
 from tidelane.rpc.wire import Objective
 
@@ -46,6 +50,7 @@ class ChannelDesk:
         traffic: Traffic,
         window: LatencyWindow,
         identity: serving_pb2.EngineStatus,
+        workload: WorkloadReport,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._endpoint = endpoint
@@ -56,6 +61,7 @@ class ChannelDesk:
         self._traffic = traffic
         self._window = window
         self._identity = identity
+        self._workload = workload
         self._clock = clock
         self._pressure = PressureWindow()
         self._objective: Objective | None = None
@@ -84,11 +90,22 @@ class ChannelDesk:
             elif isinstance(message, FrontFailed):
                 raise CannotServe(f"the HTTP front {message.reason}")
             else:
+                if isinstance(message, Submit):
+                    asked = message.request
+                    self._workload.window.arrived(
+                        asked.arrival_s, len(asked.prompt), flex=asked.tier is ServiceTier.FLEX
+                    )
                 taken.append(message)
         return taken
 
     def send(self, messages: list[ToFront]) -> None:
+        window = self._workload.window
         for message in messages:
+            if isinstance(message, Tokens):
+                if message.prefill_start_s is not None:
+                    window.began(message.cached_tokens)
+                if message.timeline is not None:
+                    window.ended(message.timeline.output_tokens)
             self._endpoint.send(message)
 
     def policy(self) -> str:
@@ -116,17 +133,19 @@ class ChannelDesk:
         )
         if with_status or now_s >= self._next_status_s:
             self._next_status_s = now_s + STATUS_S
-            self._room.publish(
-                engine_status(
-                    self._identity,
-                    self._state(),
-                    self._ledger,
-                    self._usage,
-                    self._window,
-                    self._room.objective,
-                    pressure,
-                )
+            status = engine_status(
+                self._identity,
+                self._state(),
+                self._ledger,
+                self._usage,
+                self._window,
+                self._room.objective,
+                pressure,
             )
+            workload = self._workload.message(self._ledger.estimates)
+            if workload is not None:
+                status.workload.CopyFrom(workload)
+            self._room.publish(status)
 
     def _state(self) -> serving_pb2.EngineStatus.State:
         if self._ledger.draining:

@@ -11,11 +11,13 @@ from typing import Final
 from tidelane.operator.agents import AgentPool, OpenChannel
 from tidelane.operator.cluster import Cluster
 from tidelane.operator.crd import POLICY_PLURAL
+from tidelane.operator.forecasts import Forecasts, traffic_of
 from tidelane.operator.node_state import Change
 from tidelane.operator.observation import Timing
 from tidelane.operator.policy_reconcile import PolicyReconciler
 from tidelane.operator.reconcile import Reconciler
 from tidelane.operator.resources import ObjectRef
+from tidelane.operator.simulation import Simulation
 from tidelane.operator.workqueue import Meter, WorkQueue
 
 # No service has a name without a namespace.
@@ -40,7 +42,15 @@ class Control:
         self.agents = AgentPool(open_channel, time.monotonic, self._node_changed, may_act)
         self._timing = timing
         self._namespaces = frozenset(namespaces)
-        self._policies = PolicyReconciler(cluster, lambda: datetime.now(UTC), timing, self._targets_changed)
+        self._forecasts = Forecasts(Simulation().ask, self.policies_changed)
+        self._policies = PolicyReconciler(
+            cluster,
+            lambda: datetime.now(UTC),
+            timing,
+            self._targets_changed,
+            lambda: traffic_of(self.agents.nodes()),
+            self._forecasts,
+        )
         self._reconciler = Reconciler(
             cluster, self.agents, lambda: datetime.now(UTC), time.monotonic, timing, lambda: self._policies.current
         )
@@ -62,6 +72,7 @@ class Control:
         if self._loop:
             self._loop.cancel()
             await asyncio.gather(self._loop, return_exceptions=True)
+        await self._forecasts.stop()
         await self.agents.close()
 
     def object_changed(self, ref: ObjectRef) -> None:

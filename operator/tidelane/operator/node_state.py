@@ -106,6 +106,7 @@ def _replica(status: pb.ReplicaStatus, address: str) -> Replica:
         objective=objective_from_wire(status.objective) if status.HasField("objective") else None,
         running=spec_from_wire(status.running, "running") if status.HasField("running") else None,
         serves_objective=status.serves_objective or not status.HasField("objective"),
+        workload=status.engine.workload.SerializeToString(),
     )
 
 
@@ -131,7 +132,7 @@ def _measured(latency: Latency) -> Measured:
 
 
 def _without_figures(replica: Replica) -> Replica:
-    return replace(replica, measured=None, lanes=None, kv_pressure=None, reach=None, idle=False)
+    return replace(replica, measured=None, lanes=None, kv_pressure=None, reach=None, idle=False, workload=b"")
 
 
 def _service(ref: ReplicaRef) -> ObjectRef:

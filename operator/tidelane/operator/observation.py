@@ -82,7 +82,9 @@ class Replica:
 
     `idle`: its engine has no request, neither running nor waiting. `objective` is the one last applied, and
     `serves_objective` whether its engine is held to it; None: its agent takes another objective only with another
-    generation. `running` is what its engine runs with; None: there is none, or its agent does not tell.
+    generation. `running` is what its engine runs with; None: there is none, or its agent does not tell. `workload` is
+    the message of that name, empty where nothing came lately; it is read where a policy asks for it, since it comes
+    with each report of each replica.
     """
 
     ref: ReplicaRef
@@ -101,6 +103,7 @@ class Replica:
     objective: Objective | None = None
     serves_objective: bool = True
     running: ReplicaSpec | None = None
+    workload: bytes = b""
 
     def lacks(self, objective: Objective) -> bool:
         """Whether its agent must be told of this one."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from tidelane.operator.cluster import Cluster
+from tidelane.operator.forecasts import Answer, Forecasts, Traffic
 from tidelane.operator.observation import Timing
 from tidelane.operator.policies import Policies, Policy
 from tidelane.operator.policy_status import policy_status
+from tidelane.operator.prediction import Simulated
 from tidelane.operator.resources import ObjectRef, Service
+from tidelane.operator.targets import Effective
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +22,7 @@ log = logging.getLogger(__name__)
 class PolicyReconciler:
     """All policies at once, since what a service gets depends on all. Looking once too often does nothing.
 
+    `traffic` is what comes to each service by now, and `forecasts` says what would become of it.
     `current` is what holds; `targets_changed` hears the name of each service that gets other targets.
     """
 
@@ -28,12 +32,16 @@ class PolicyReconciler:
         now: Callable[[], datetime],
         timing: Timing,
         targets_changed: Callable[[ObjectRef], None],
+        traffic: Callable[[], Mapping[ObjectRef, Traffic]],
+        forecasts: Forecasts,
     ) -> None:
         self.current = Policies()
         self._cluster = cluster
         self._now = now
         self._timing = timing
         self._targets_changed = targets_changed
+        self._traffic = traffic
+        self._forecasts = forecasts
         # What the services have been told of: behind `current` while a look is under way or has failed.
         self._told = Policies()
         self._readable = True
@@ -53,13 +61,24 @@ class PolicyReconciler:
             if self._told.effective(service) != self.current.effective(service):
                 self._targets_changed(service.ref)
         self._told = self.current
+        if not all(each.enforced for each in self.current.policies):
+            self._forecasts.see(self._traffic())
         for policy in self.current.policies:
-            status = policy_status(policy, self.current, understood, self._now())
+            status = policy_status(policy, self.current, understood, self._now(), self._simulated)
             if status != policy.status and not policy.deleting:
                 await self._cluster.write_policy_status(policy.name, policy.uid, status)
             # The agents' turn: a policy over a thousand services takes a tenth of a second.
             await asyncio.sleep(0)
+        self._forecasts.work()
         return self._timing.recheck_s
+
+    def _simulated(self, service: Service, now: Effective, then: Effective) -> Simulated | None:
+        def answer(effective: Effective) -> Answer | None:
+            spec = service.with_targets(effective).spec
+            assert not isinstance(spec, str)
+            return self._forecasts.answer(service.ref, spec.objective)
+
+        return Simulated(answer(now), answer(then))
 
     async def _read(self) -> Policies:
         found = await self._cluster.policies()

@@ -1,4 +1,6 @@
-"""Whether a service would meet other targets, by what it last measured. Pure.
+"""Whether a service would meet other targets, by simulation where there is one, else by what it last measured. Pure.
+
+A simulation of the targets in force must come near what is measured, or that of others is not believed either.
 
 The status of a service holds, for the last window with requests, TTFT and TPOT at the median and at the percentile of
 its SLO, and the share of requests within the targets in force. From these, without a model of the engine:
@@ -8,22 +10,25 @@ its SLO, and the share of requests within the targets in force. From these, with
   from below (the Fréchet bounds).
 - Targets that are all as loose or looser keep at least the measured share within them, tighter ones keep at most it.
 
-All of it is of rounded figures, of the slowest replica, and by the least target that a prompt can have. It does not say
-what the engine would do differently: it schedules by its targets, so a tighter TPOT costs TTFT.
+All of that is of rounded figures, of the slowest replica, and by the least target that a prompt can have. It does not
+say what the engine would do differently: it schedules by its targets, so a tighter TPOT costs TTFT. Simulation does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Self
 
+from tidelane.operator.forecasts import Answer, Forecast, Unanswered
 from tidelane.operator.quantities import format_duration, parse_duration_s
 from tidelane.operator.resources import Status
 from tidelane.operator.targets import Targets
 
 _MEDIAN: Final = 50
+# How far, in percent of requests, a simulation of what is in force may be from what is measured.
+_BELIEVABLE: Final = 10
 
 
 class Outlook(StrEnum):
@@ -32,14 +37,33 @@ class Outlook(StrEnum):
     UNKNOWN = "Unknown"
 
 
+class Basis(StrEnum):
+    """What an outlook follows from."""
+
+    SIMULATED = "Simulated"
+    BOUNDS = "Bounds"
+    NONE = "None"
+
+
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """`at_least` and `at_most` bound the share of requests within the targets, in percent."""
+    """`at_least` and `at_most` bound the share of requests within the targets, in percent; `forecast` is what was
+    simulated."""
 
     outlook: Outlook
     message: str
     at_least: int = 0
     at_most: int = 100
+    basis: Basis = Basis.BOUNDS
+    forecast: Forecast | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """The answers about the targets in force and about those wanted; None: not known yet."""
+
+    now: Answer | None
+    then: Answer | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +113,51 @@ class Seen:
             return None
 
 
-def predict(status: Status, wanted: Targets) -> Prediction:
-    """`wanted` are whole targets, as `merge` makes them."""
+def predict(status: Status, wanted: Targets, simulated: Simulated | None = None) -> Prediction:
+    """`wanted` are whole targets, as `merge` makes them. `simulated` None: nobody has asked for that."""
+    if simulated is None:
+        return _bounded(status, wanted)
+    why = _unbelievable(status, simulated)
+    if why is None and isinstance(simulated.now, Forecast) and isinstance(simulated.then, Forecast):
+        return _simulated(simulated.now, simulated.then, wanted)
+    bounded = _bounded(status, wanted)
+    return replace(bounded, message=f"{bounded.message}; not simulated: {why}")
+
+
+def _simulated(now: Forecast, then: Forecast, wanted: Targets) -> Prediction:
+    assert wanted.percentile is not None
+    met = then.attainment >= wanted.percentile
+    told = f"simulated: {then.attainment} % within, {now.attainment} % within those in force; {_replicas(now, then)}"
+    outlook = Outlook.MEET if met else Outlook.BREACH
+    return Prediction(outlook, told, then.attainment, then.attainment, Basis.SIMULATED, then)
+
+
+def _replicas(now: Forecast, then: Forecast) -> str:
+    if then.replicas is None:
+        return "a few replicas more would not help"
+    if now.replicas is None or now.replicas == then.replicas:
+        return f"{then.replicas} replicas needed"
+    return f"{then.replicas} replicas needed instead of {now.replicas}"
+
+
+def _unbelievable(status: Status, simulated: Simulated) -> str | None:
+    """Why bounds are to be told instead; None: there is nothing against the simulation."""
+    for answer in (simulated.then, simulated.now):
+        if answer is None:
+            return "under way"
+        if isinstance(answer, Unanswered):
+            return answer.why
+    assert isinstance(simulated.now, Forecast)
+    measured = status.get("attainment")
+    if measured is not None and abs(measured - simulated.now.attainment) > _BELIEVABLE:
+        return f"it gives {simulated.now.attainment} % for the targets in force, not {measured} %"
+    return None
+
+
+def _bounded(status: Status, wanted: Targets) -> Prediction:
     seen = Seen.of(status)
     if seen is None:
-        return Prediction(Outlook.UNKNOWN, "no requests measured yet")
+        return Prediction(Outlook.UNKNOWN, "no requests measured yet", basis=Basis.NONE)
     assert wanted.ttft_s is not None
     assert wanted.tpot_s is not None
     assert wanted.percentile is not None

@@ -1,7 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -83,7 +84,7 @@ class DrainResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class EngineStatus(_message.Message):
-    __slots__ = ("state", "message", "model_name", "model_digest", "listen", "objective_revision", "load", "latency", "lanes", "pid", "resident_memory_bytes", "reach")
+    __slots__ = ("state", "message", "model_name", "model_digest", "listen", "objective_revision", "load", "latency", "lanes", "pid", "resident_memory_bytes", "reach", "workload")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[EngineStatus.State]
@@ -108,6 +109,7 @@ class EngineStatus(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     REACH_FIELD_NUMBER: _ClassVar[int]
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
     state: EngineStatus.State
     message: str
     model_name: str
@@ -120,7 +122,8 @@ class EngineStatus(_message.Message):
     pid: int
     resident_memory_bytes: int
     reach: Reach
-    def __init__(self, state: _Optional[_Union[EngineStatus.State, str]] = ..., message: _Optional[str] = ..., model_name: _Optional[str] = ..., model_digest: _Optional[str] = ..., listen: _Optional[str] = ..., objective_revision: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., latency: _Optional[_Union[Latency, _Mapping]] = ..., lanes: _Optional[_Union[Lanes, _Mapping]] = ..., pid: _Optional[int] = ..., resident_memory_bytes: _Optional[int] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ...) -> None: ...
+    workload: Workload
+    def __init__(self, state: _Optional[_Union[EngineStatus.State, str]] = ..., message: _Optional[str] = ..., model_name: _Optional[str] = ..., model_digest: _Optional[str] = ..., listen: _Optional[str] = ..., objective_revision: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., latency: _Optional[_Union[Latency, _Mapping]] = ..., lanes: _Optional[_Union[Lanes, _Mapping]] = ..., pid: _Optional[int] = ..., resident_memory_bytes: _Optional[int] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ..., workload: _Optional[_Union[Workload, _Mapping]] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("running", "waiting", "kv_blocks_total", "kv_blocks_free", "preemptions", "rejected", "kv_pressure")
@@ -223,3 +226,79 @@ class Lanes(_message.Message):
     realised_decode_unit_share: float
     moves: int
     def __init__(self, compute_units: _Optional[int] = ..., decode_compute_units: _Optional[int] = ..., prefill_compute_units: _Optional[int] = ..., realised_split_share: _Optional[float] = ..., realised_decode_alone_share: _Optional[float] = ..., realised_prefill_alone_share: _Optional[float] = ..., realised_mixed_share: _Optional[float] = ..., idle_share: _Optional[float] = ..., realised_decode_unit_share: _Optional[float] = ..., moves: _Optional[int] = ...) -> None: ...
+
+class Workload(_message.Message):
+    __slots__ = ("observed_s", "requests", "flex_requests", "gaps", "gaps_s", "gaps_squared_s2", "prompt_tokens", "output_tokens", "reused_tokens", "machine")
+    OBSERVED_S_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    FLEX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    GAPS_FIELD_NUMBER: _ClassVar[int]
+    GAPS_S_FIELD_NUMBER: _ClassVar[int]
+    GAPS_SQUARED_S2_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    observed_s: float
+    requests: int
+    flex_requests: int
+    gaps: int
+    gaps_s: float
+    gaps_squared_s2: float
+    prompt_tokens: Lengths
+    output_tokens: Lengths
+    reused_tokens: Lengths
+    machine: Machine
+    def __init__(self, observed_s: _Optional[float] = ..., requests: _Optional[int] = ..., flex_requests: _Optional[int] = ..., gaps: _Optional[int] = ..., gaps_s: _Optional[float] = ..., gaps_squared_s2: _Optional[float] = ..., prompt_tokens: _Optional[_Union[Lengths, _Mapping]] = ..., output_tokens: _Optional[_Union[Lengths, _Mapping]] = ..., reused_tokens: _Optional[_Union[Lengths, _Mapping]] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ...) -> None: ...
+
+class Lengths(_message.Message):
+    __slots__ = ("counts", "tokens")
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    tokens: int
+    def __init__(self, counts: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class Machine(_message.Message):
+    __slots__ = ("device", "units", "dtype", "layers", "block_tokens", "kv_tokens", "decode_units", "times", "decode_slowdown", "prefill_slowdown", "guard")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_UNITS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    DECODE_SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
+    GUARD_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    units: int
+    dtype: str
+    layers: int
+    block_tokens: int
+    kv_tokens: int
+    decode_units: _containers.RepeatedScalarFieldContainer[int]
+    times: _containers.RepeatedCompositeFieldContainer[PassTimes]
+    decode_slowdown: float
+    prefill_slowdown: float
+    guard: float
+    def __init__(self, device: _Optional[str] = ..., units: _Optional[int] = ..., dtype: _Optional[str] = ..., layers: _Optional[int] = ..., block_tokens: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., decode_units: _Optional[_Iterable[int]] = ..., times: _Optional[_Iterable[_Union[PassTimes, _Mapping]]] = ..., decode_slowdown: _Optional[float] = ..., prefill_slowdown: _Optional[float] = ..., guard: _Optional[float] = ...) -> None: ...
+
+class PassTimes(_message.Message):
+    __slots__ = ("phase", "units", "knots", "linear_s", "pair_s", "context_s", "sequence_s")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    KNOTS_FIELD_NUMBER: _ClassVar[int]
+    LINEAR_S_FIELD_NUMBER: _ClassVar[int]
+    PAIR_S_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_S_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_S_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    units: int
+    knots: _containers.RepeatedScalarFieldContainer[int]
+    linear_s: _containers.RepeatedScalarFieldContainer[float]
+    pair_s: float
+    context_s: float
+    sequence_s: float
+    def __init__(self, phase: _Optional[str] = ..., units: _Optional[int] = ..., knots: _Optional[_Iterable[int]] = ..., linear_s: _Optional[_Iterable[float]] = ..., pair_s: _Optional[float] = ..., context_s: _Optional[float] = ..., sequence_s: _Optional[float] = ...) -> None: ...

@@ -12,7 +12,9 @@ from enum import StrEnum
 
 from typing_extensions import override
 
+from tidelane.engine.machine_report import MachineReport, ReportedTimes
 from tidelane.engine.slo import Slo
+from tidelane.engine.workload import Lengths, Sketch
 from tidelane.rpc import node_agent_pb2, serving_pb2
 
 
@@ -153,6 +155,14 @@ class ReplicaSpec:
         return replace(self, objective=running.objective, generation=running.generation, port=port) != running
 
 
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What came to an engine lately, and what it runs on; `machine` None: there is no simulating it."""
+
+    sketch: Sketch
+    machine: MachineReport | None = None
+
+
 def slo_to_wire(slo: Slo) -> serving_pb2.Slo:
     return serving_pb2.Slo(
         ttft_s=slo.ttft_s,
@@ -266,6 +276,102 @@ def spec_from_wire(message: node_agent_pb2.ReplicaSpec, path: str = "spec") -> R
             kv_cache=kv_cache,
             devices=message.devices or 1,
             port=message.port or None,
+        )
+
+
+def workload_to_wire(workload: Workload) -> serving_pb2.Workload:
+    sketch, machine = workload.sketch, workload.machine
+    return serving_pb2.Workload(
+        observed_s=sketch.observed_s,
+        requests=sketch.requests,
+        flex_requests=sketch.flex_requests,
+        gaps=sketch.gaps,
+        gaps_s=sketch.gaps_s,
+        gaps_squared_s2=sketch.gaps_squared_s2,
+        prompt_tokens=_lengths_to_wire(sketch.prompts),
+        output_tokens=_lengths_to_wire(sketch.outputs),
+        reused_tokens=_lengths_to_wire(sketch.reused),
+        machine=None if machine is None else _machine_to_wire(machine),
+    )
+
+
+def workload_from_wire(message: serving_pb2.Workload, path: str = "workload") -> Workload:
+    _finite(message, path, "observed_s", "gaps_s", "gaps_squared_s2")
+    lengths = {}
+    for name in ("prompt_tokens", "output_tokens", "reused_tokens"):
+        with _At(f"{path}.{name}"):
+            each: serving_pb2.Lengths = getattr(message, name)
+            lengths[name] = Lengths(tuple(each.counts), each.tokens)
+    with _At(path):
+        sketch = Sketch(
+            message.observed_s,
+            message.requests,
+            message.flex_requests,
+            message.gaps,
+            message.gaps_s,
+            message.gaps_squared_s2,
+            prompts=lengths["prompt_tokens"],
+            outputs=lengths["output_tokens"],
+            reused=lengths["reused_tokens"],
+        )
+    machine = _machine_from_wire(message.machine, f"{path}.machine") if message.HasField("machine") else None
+    return Workload(sketch, machine)
+
+
+def _lengths_to_wire(lengths: Lengths) -> serving_pb2.Lengths:
+    return serving_pb2.Lengths(counts=lengths.counts, tokens=lengths.tokens)
+
+
+def _machine_to_wire(machine: MachineReport) -> serving_pb2.Machine:
+    return serving_pb2.Machine(
+        device=machine.device,
+        units=machine.units,
+        dtype=machine.dtype,
+        layers=machine.layers,
+        block_tokens=machine.block_tokens,
+        kv_tokens=machine.kv_tokens,
+        decode_units=machine.decode_units,
+        times=[serving_pb2.PassTimes(**{name: getattr(each, name) for name in _TIMES}) for each in machine.times],
+        decode_slowdown=machine.decode_slowdown,
+        prefill_slowdown=machine.prefill_slowdown,
+        guard=machine.guard,
+    )
+
+
+_TIMES = ("phase", "units", "knots", "linear_s", "pair_s", "context_s", "sequence_s")
+
+
+def _machine_from_wire(message: serving_pb2.Machine, path: str) -> MachineReport:
+    _finite(message, path, "decode_slowdown", "prefill_slowdown", "guard")
+    times = []
+    for at, each in enumerate(message.times):
+        where = f"{path}.times[{at}]"
+        _finite(each, where, "pair_s", "context_s", "sequence_s")
+        with _At(where):
+            times.append(
+                ReportedTimes(
+                    each.phase,
+                    each.units,
+                    tuple(each.knots),
+                    tuple(each.linear_s),
+                    each.pair_s,
+                    each.context_s,
+                    each.sequence_s,
+                )
+            )
+    with _At(path):
+        return MachineReport(
+            message.device,
+            message.units,
+            message.dtype,
+            message.layers,
+            message.block_tokens,
+            message.kv_tokens,
+            tuple(message.decode_units),
+            tuple(times),
+            message.decode_slowdown,
+            message.prefill_slowdown,
+            message.guard,
         )
 
 

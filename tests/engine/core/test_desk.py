@@ -14,9 +14,12 @@ from tidelane.engine.control import ControlRoom
 from tidelane.engine.desk import ChannelDesk
 from tidelane.engine.errors import CannotServe
 from tidelane.engine.kv.traffic import Traffic
+from tidelane.engine.lanes.partition import partition_table
 from tidelane.engine.slo import Slo
 from tidelane.engine.wakeup import Wakeup
 from tidelane.engine.window import LatencyWindow
+from tidelane.engine.workload_report import WorkloadReport
+from tidelane.engine.workload_window import WorkloadWindow
 from tidelane.rpc import serving_pb2
 from tidelane.rpc.wire import ExecutionMode, LateRequests, Objective
 
@@ -30,8 +33,9 @@ def front(tmp_path: Path) -> Iterator[Endpoint[ToLoop, ToFront]]:
 
 
 def desk_of(world: World, endpoint: Endpoint[ToFront, ToLoop], wakeup: Wakeup, room: ControlRoom) -> ChannelDesk:
-    window, status = LatencyWindow(world.clock), serving_pb2.EngineStatus()
-    return ChannelDesk(endpoint, wakeup, room, world.ledger, world.usage, Traffic(world.clock), window, status)
+    clock, status = world.clock, serving_pb2.EngineStatus()
+    window, workload = LatencyWindow(clock), WorkloadReport(WorkloadWindow(clock), None, partition_table(4), 16, 1600)
+    return ChannelDesk(endpoint, wakeup, room, world.ledger, world.usage, Traffic(clock), window, status, workload)
 
 
 def test_why_the_front_gave_up_is_why_the_engine_cannot_serve(front: Endpoint[ToLoop, ToFront], tmp_path: Path) -> None:

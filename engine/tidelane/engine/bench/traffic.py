@@ -16,8 +16,7 @@ HASHED_TOKENS = 512
 class Arrival:
     """One request, due `at_s` after the start. Lengths are what to ask for; the server tells what they came to be.
 
-    `hash_ids` name the blocks of the prompt, of `HASHED_TOKENS` each, where a trace tells: two prompts begin alike as
-    far as these are the same.
+    `hash_ids` name the blocks of the prompt, where a trace tells: two prompts begin alike as far as these are the same.
     """
 
     at_s: float
@@ -30,15 +29,16 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Arrivals by time, over `duration_s` seconds."""
+    """Arrivals by time, over `duration_s` seconds. Blocks that have hashes are of `hashed_tokens` each."""
 
     arrivals: tuple[Arrival, ...]
     duration_s: float
+    hashed_tokens: int = HASHED_TOKENS
 
     def faster(self, speed: float) -> Traffic:
         """The same requests, `speed` times as dense."""
         arrivals = tuple(replace(each, at_s=each.at_s / speed) for each in self.arrivals)
-        return Traffic(arrivals, self.duration_s / speed)
+        return replace(self, arrivals=arrivals, duration_s=self.duration_s / speed)
 
     @property
     def rate_rps(self) -> float:
@@ -53,13 +53,14 @@ class Traffic:
         if requests >= len(self.arrivals):
             return self
         arrivals = self.arrivals[:requests]
-        return Traffic(arrivals, max(1.0, arrivals[-1].at_s))
+        return replace(self, arrivals=arrivals, duration_s=max(1.0, arrivals[-1].at_s))
 
     def first(self, duration_s: float) -> Traffic:
         """What arrives in the first `duration_s` seconds."""
         if duration_s >= self.duration_s:
             return self
-        return Traffic(tuple(each for each in self.arrivals if each.at_s < duration_s), duration_s)
+        arrivals = tuple(each for each in self.arrivals if each.at_s < duration_s)
+        return replace(self, arrivals=arrivals, duration_s=duration_s)
 
 
 @dataclass(frozen=True, slots=True)

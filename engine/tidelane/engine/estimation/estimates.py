@@ -71,6 +71,10 @@ class Estimates:
         times, factor = self._at(phase, units)
         return times.seconds(work) * factor
 
+    def correction_factor(self, phase: Phase, units: int) -> float:
+        """By which `seconds` differ from `times`, by what was learned."""
+        return math.exp(self._correction(phase, units))
+
     def most_tokens(self, phase: Phase, units: int, beside: PassWork, start: int, limit_s: float, most: int) -> int:
         """The most tokens of a prompt, `start` of which are done, for which a pass with `beside` takes `limit_s`."""
         times, factor = self._at(phase, units)
@@ -83,7 +87,7 @@ class Estimates:
             times = self._times_at.get(place)
             if times is None:
                 times = self._times_at[place] = self._find_times(phase, units)
-            found = self._found_at[place] = (times, math.exp(self._correction(phase, units)))
+            found = self._found_at[place] = (times, self.correction_factor(phase, units))
         return found
 
     def guarded_decode_s(self, units: int, work: PassWork, cell: Cell | None) -> float:

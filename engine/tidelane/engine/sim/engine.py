@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+from tidelane.engine.bench.traffic import HASHED_TOKENS
 from tidelane.engine.kv.moves import NoMover
 from tidelane.engine.kv.retention import IDLE_TIMEOUT_S, ByServiceTier
 from tidelane.engine.ledger import Ledger
@@ -45,10 +46,11 @@ class VirtualEngine:
         queue_limit: int,
         bucket_s: float,
         noise: Noise,
+        hashed_tokens: int = HASHED_TOKENS,
     ) -> None:
         units = machine.table.units
         self.block_tokens = machine.block_tokens
-        self._names = HashNames(machine.block_tokens)
+        self._names = HashNames(machine.block_tokens, hashed_tokens)
         self.desk = RecordingDesk(self._names)
         self.usage = Usage(units, clock.now_s)
         self.shares = LaneShares(units, bucket_s)

@@ -90,6 +90,12 @@ def in_pairs(one: Machine, shape: ModelShape, *, handover_bytes_per_s: float = H
     )
 
 
+def in_blocks_of(one: Machine, block_tokens: int) -> Machine:
+    """The same room for KV, in other blocks; before it gets any tiers."""
+    blocks = max(1, one.blocks * one.block_tokens // block_tokens)
+    return replace(one, blocks=blocks, block_tokens=block_tokens)
+
+
 def with_tiers(one: Machine, shape: ModelShape, sizes: TierSizes) -> Machine:
     """Raises DoesNotFit if they have no room for a block."""
     block_bytes = kv_bytes_per_token(shape) * one.block_tokens

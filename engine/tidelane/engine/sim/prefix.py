@@ -12,10 +12,11 @@ from tidelane.engine.request import Request
 class HashNames:
     """Prompts alone have names: the trace does not tell what was answered, but as part of a later prompt."""
 
-    def __init__(self, block_tokens: int) -> None:
-        if HASHED_TOKENS % block_tokens:
-            raise ValueError(f"blocks of {block_tokens} tokens do not divide those of {HASHED_TOKENS}")
-        self._per_hash = HASHED_TOKENS // block_tokens
+    def __init__(self, block_tokens: int, hashed_tokens: int = HASHED_TOKENS) -> None:
+        if hashed_tokens % block_tokens:
+            raise ValueError(f"blocks of {block_tokens} tokens do not divide those of {hashed_tokens}")
+        self._hashed_tokens = hashed_tokens
+        self._per_hash = hashed_tokens // block_tokens
         self._block_tokens = block_tokens
         self._hashes: dict[str, Sequence[int]] = {}  # by request under way
 
@@ -36,7 +37,7 @@ class HashNames:
 
     def lasting(self, keys: list[Key], request: Request) -> list[Key]:
         """Where a prompt ends within a hashed block, another that goes on from it has another hash for that."""
-        return keys[: len(request.prompt) // HASHED_TOKENS * self._per_hash]
+        return keys[: len(request.prompt) // self._hashed_tokens * self._per_hash]
 
     def ended(self, request_id: str) -> None:
         self._hashes.pop(request_id, None)

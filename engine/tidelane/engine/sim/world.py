@@ -87,7 +87,7 @@ class Replay:
 class Settings:
     """`engines` machines share the traffic: each request goes to the one with the least left to do.
 
-    `noise` is the standard deviation of the logarithm of step times. `refuse_late`: as in the objective.
+    `noise` is the standard deviation of the logarithm of step times. `refuse_late` and shares: as in the objective.
     """
 
     slo: Slo
@@ -96,6 +96,12 @@ class Settings:
     seed: int = 0
     noise: float = 0.0
     refuse_late: bool = False
+    min_decode_share: float = 0.0
+    max_decode_share: float = 1.0
+
+    @property
+    def objective(self) -> Objective:
+        return Objective(self.slo, self.min_decode_share, self.max_decode_share, self.refuse_late)
 
 
 def replay(traffic: Traffic, machine: Machine, scheduler: Callable[[], Scheduler], settings: Settings) -> Replay:
@@ -105,11 +111,12 @@ def replay(traffic: Traffic, machine: Machine, scheduler: Callable[[], Scheduler
         VirtualEngine(
             machine,
             scheduler(),
-            Objective(settings.slo, refuse_late=settings.refuse_late),
+            settings.objective,
             clock=clock,
             queue_limit=settings.queue_limit,
             bucket_s=max(traffic.duration_s, 1.0) / 60,
             noise=Noise(settings.noise, f"{settings.seed}:{number}"),
+            hashed_tokens=traffic.hashed_tokens,
         )
         for number in range(settings.engines)
     ]
