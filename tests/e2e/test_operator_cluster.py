@@ -12,7 +12,7 @@ from cluster.harness import Cluster
 from control_plane.cluster_contract import ClusterContract
 from control_plane.lease_contract import LeasesContract
 from tidelane.operator.crd import KIND
-from tidelane.operator.errors import Deposed, Retry
+from tidelane.operator.errors import Deposed, Refused, Retry
 from tidelane.operator.kubernetes_cluster import KubernetesCluster, connect
 from tidelane.operator.kubernetes_lease import KubernetesLease
 from tidelane.operator.resources import ObjectRef
@@ -80,8 +80,21 @@ class TestKubernetesLease(LeasesContract):
     async def test_a_missing_right_is_named(self, installed: Cluster, namespace: str) -> None:
         async with await connect(str(installed.kubeconfig)) as client:
             client.set_default_header("Impersonate-User", "nobody")
-            with pytest.raises(Retry, match="403 no right to it: get, create and update on leases"):
+            with pytest.raises(Refused, match="403 no right to it: get, create and update on leases"):
                 await KubernetesLease(client, ObjectRef(namespace, "operator")).read()
+
+    @pytest.mark.parametrize(
+        ("where", "name", "said"),
+        [("nowhere", "operator", "404 .* no such namespace"), ("default", "A_b", "422 it cannot have that name")],
+    )
+    async def test_a_place_where_none_can_be_is_named(
+        self, installed: Cluster, where: str, name: str, said: str
+    ) -> None:
+        async with await connect(str(installed.kubeconfig)) as client:
+            lease = KubernetesLease(client, ObjectRef(where, name))
+            assert await lease.read() is None
+            with pytest.raises(Refused, match=said):
+                await lease.create("one", 15)
 
 
 class TestKubernetesCluster(ClusterContract):

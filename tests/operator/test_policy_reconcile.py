@@ -71,6 +71,9 @@ class Rig:
         assert await self.policies.reconcile() == Timing().recheck_s
         return sorted(self.told)
 
+    async def stored(self) -> list[RawObject]:
+        return list(await self.cluster.policies() or ())
+
     async def status(self, name: str = "gold") -> dict[str, Any]:
         [found] = [each for each in await self.cluster.policies() or () if each["metadata"]["name"] == name]
         status: dict[str, Any] = found.get("status", {})
@@ -153,3 +156,17 @@ async def test_a_service_being_deleted_is_not_counted(rig: Rig) -> None:
     rig.cluster.delete(OTHER, KIND)
     await rig.look()
     assert [each["name"] for each in (await rig.status())["services"]] == ["chat"]
+
+
+async def test_a_status_that_comes_back_as_an_event_is_known_and_another_spec_is_not(rig: Rig) -> None:
+    rig.put(overrides=tpot("20ms"))
+    [stored] = await rig.stored()
+    assert not rig.policies.knows(stored)
+    await rig.look()
+    [written] = await rig.stored()
+    assert written["status"]["matched"] == 1
+    assert rig.policies.knows(written)
+    assert not rig.policies.knows({**written, "metadata": {**written["metadata"], "uid": "another"}})
+    rig.put(overrides=tpot("30ms"))
+    [changed] = await rig.stored()
+    assert not rig.policies.knows(changed)

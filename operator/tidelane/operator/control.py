@@ -15,7 +15,7 @@ from tidelane.operator.node_state import Change
 from tidelane.operator.observation import Timing
 from tidelane.operator.policy_reconcile import PolicyReconciler
 from tidelane.operator.reconcile import Reconciler
-from tidelane.operator.resources import ObjectRef
+from tidelane.operator.resources import ObjectRef, RawObject
 from tidelane.operator.workqueue import WorkQueue
 
 # No service has a name without a namespace.
@@ -75,6 +75,11 @@ class Control:
     def policies_changed(self) -> None:
         """Some SLOPolicy has changed: what a service gets depends on all of them, so they are looked at together."""
         self._queue.add(_POLICIES)
+
+    def policy_told(self, raw: RawObject, *, gone: bool) -> None:
+        """What a watch says of one SLOPolicy. A status written here comes back so, and must not lead to the next."""
+        if gone or not self._policies.knows(raw):
+            self.policies_changed()
 
     async def _look_at(self, ref: ObjectRef) -> float | None:
         return await (self._policies.reconcile() if ref == _POLICIES else self._reconciler.reconcile(ref))

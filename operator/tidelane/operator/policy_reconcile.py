@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 
 from tidelane.operator.cluster import Cluster
 from tidelane.operator.observation import Timing
 from tidelane.operator.policies import Policies, Policy
 from tidelane.operator.policy_status import policy_status
-from tidelane.operator.resources import ObjectRef, Service
+from tidelane.operator.resources import ObjectRef, RawObject, Service
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,11 @@ class PolicyReconciler:
     async def start(self) -> None:
         """Learns what holds before any service is looked at."""
         self.current = self._told = await self._read()
+
+    def knows(self, raw: RawObject) -> bool:
+        """Whether all of it but its status is what was last read."""
+        told = Policy.parse(raw)
+        return any(replace(told, status=each.status) == each for each in self.current.policies)
 
     async def reconcile(self) -> float:
         """Returns in how many seconds to come again: labels of namespaces change without a word."""
