@@ -92,6 +92,7 @@ class World:
         self.status_writes = 0
         self.promised: dict[str, tuple[int, ...]] = {}
         self.policies = Policies()
+        self.unreached: dict[str, str] = {}
 
     @property
     def now(self) -> datetime:
@@ -125,6 +126,7 @@ class World:
             refusals=self.refusals,
             watching_for_s=self.now_s,
             promised=self.promised,
+            unreached=self.unreached,
         )
 
     def plan(self) -> Plan:
