@@ -47,15 +47,21 @@ async def test_without_a_right_to_policies_and_namespaces_it_goes_on(installed: 
     async with await connect(str(installed.kubeconfig)) as client:
         client.set_default_header("Impersonate-User", "nobody")
         assert await KubernetesCluster(client).policies() is None
-        assert await KubernetesCluster(client).namespaces() == {}
-        named = {"kubernetes.io/metadata.name": namespace}
-        assert await KubernetesCluster(client, [namespace]).namespaces() == {namespace: named}
+        assert await KubernetesCluster(client).namespaces() is None
+        assert await KubernetesCluster(client, [namespace]).namespaces() is None
+
+
+async def test_of_a_kind_that_is_not_installed_there_are_none(
+    kubernetes: KubernetesCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidelane.operator.kubernetes_cluster.POLICY_PLURAL", "nothings")
+    assert await kubernetes.policies() == ()
 
 
 async def test_who_may_not_write_still_reads(installed: Cluster, namespace: str) -> None:
     async with await connect(str(installed.kubeconfig)) as client:
         deposed = KubernetesCluster(client, [namespace], may_write=lambda: False)
-        assert set(await deposed.namespaces()) == {namespace}
+        assert set(await deposed.namespaces() or ()) == {namespace}
         with pytest.raises(Deposed):
             await deposed.delete_child("Service", ObjectRef(namespace, "chat"), "uid")
 

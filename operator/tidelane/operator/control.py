@@ -69,8 +69,8 @@ class Control:
         self._queue.add(ref)
         if self._policies.current.policies:
             # What policies say of services follows them slowly; a namespace not heard of may have labels that matter.
-            known = ref.namespace in self._policies.current.namespaces
-            self._queue.add(_POLICIES, after_s=self._timing.figures_s if known else 0.0)
+            urgent = self._policies.may_miss(ref.namespace)
+            self._queue.add(_POLICIES, after_s=0.0 if urgent else self._timing.figures_s)
 
     def policies_changed(self) -> None:
         """Some SLOPolicy has changed: what a service gets depends on all of them, so they are looked at together."""
