@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
-import ipaddress
 import math
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,6 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc  # type: ignore[import-untyped]
 
@@ -22,10 +17,9 @@ from agent.rig import GIB, cpu, gpu, rig, spec
 from tidelane.agent.devices import FixedInventory
 from tidelane.agent.errors import CannotStart
 from tidelane.agent.node import NodeSettings
-from tidelane.agent.server import SERVICE, Agent, AgentSettings, TlsFiles, is_loopback
+from tidelane.agent.server import SERVICE, Agent, AgentSettings, TlsPaths, is_loopback
 from tidelane.rpc import node_agent_pb2
 from tidelane.rpc.node_agent_pb2 import NodeStatus, ReplicaStatus
-from tidelane.rpc.node_agent_pb2_grpc import NodeAgentStub
 from tidelane.rpc.wire import KvCacheSpec, ReplicaRef, ref_to_wire, spec_to_wire
 
 pytestmark = pytest.mark.slow  # real processes, dozens of them
@@ -269,7 +263,7 @@ def test_loopback_is_told_from_the_rest(listen: str, loopback: bool) -> None:
     assert is_loopback(listen) is loopback
 
 
-def _settings(tmp_path: Path, listen: str, tls: TlsFiles | None = None, insecure: bool = False) -> AgentSettings:
+def _settings(tmp_path: Path, listen: str, tls: TlsPaths | None = None, insecure: bool = False) -> AgentSettings:
     return AgentSettings(NodeSettings("node-1"), tmp_path / "state", listen, tls, insecure)
 
 
@@ -287,65 +281,3 @@ async def test_a_taken_address_is_refused_and_the_folder_untouched(tmp_path: Pat
         with pytest.raises(CannotStart, match="cannot listen on"):
             await Agent(taken, FixedInventory([cpu()])).start()
         assert not (tmp_path / "other").exists()
-
-
-async def test_with_tls_only_clients_of_the_ca_are_let_in(tmp_path: Path) -> None:
-    ca, stranger = Authority("ca"), Authority("stranger")
-    key, certificate = ca.issue()
-    paths = [tmp_path / name for name in ("cert.pem", "key.pem", "ca.pem")]
-    for path, data in zip(paths, (certificate, key, ca.pem), strict=True):
-        path.write_bytes(data)
-    settings = _settings(tmp_path, "127.0.0.1:0", TlsFiles(*paths))
-    async with Agent(settings, FixedInventory([cpu()])) as agent:
-        target = f"127.0.0.1:{agent.port}"
-
-        async def node_name(credentials: grpc.ChannelCredentials) -> str:
-            async with grpc.aio.secure_channel(target, credentials) as channel:
-                call = NodeAgentStub(channel).WatchNode(node_agent_pb2.WatchNodeRequest(), timeout=10)
-                async for status in call:
-                    return status.node_name
-                raise AssertionError("the stream ended")
-
-        assert await node_name(grpc.ssl_channel_credentials(ca.pem, *ca.issue())) == "node-1"
-        for credentials in (
-            grpc.ssl_channel_credentials(ca.pem),
-            grpc.ssl_channel_credentials(ca.pem, *stranger.issue()),
-        ):
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await node_name(credentials)
-            assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
-
-
-class Authority:
-    """A certificate authority for one test."""
-
-    def __init__(self, name: str) -> None:
-        self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self.pem = self._sign(self._name, self._key.public_key(), ca=True)
-
-    def issue(self) -> tuple[bytes, bytes]:
-        """(key, certificate) for 127.0.0.1, as PEM."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "peer")])
-        private = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        return private, self._sign(subject, key.public_key(), ca=False)
-
-    def _sign(self, subject: x509.Name, key: ec.EllipticCurvePublicKey, ca: bool) -> bytes:
-        now = dt.datetime.now(dt.UTC)
-        address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-        certificate = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self._name)
-            .public_key(key)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - dt.timedelta(hours=1))
-            .not_valid_after(now + dt.timedelta(hours=1))
-            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-            .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-            .sign(self._key, hashes.SHA256())
-        )
-        return certificate.public_bytes(serialization.Encoding.PEM)

@@ -220,5 +220,5 @@ class ClusterContract:
         await user.cluster.write_policy_status(name, made.uid, status)
 
     async def test_a_namespace_has_its_name_for_a_label(self, user: User, ref: ObjectRef) -> None:
-        labels = (await user.cluster.namespaces())[ref.namespace]
+        labels = (await user.cluster.namespaces() or {})[ref.namespace]
         assert labels["kubernetes.io/metadata.name"] == ref.namespace

@@ -109,7 +109,7 @@ def test_the_operator_passes_the_restricted_pod_security_and_the_agent_only_priv
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("operator.replicas=2", "operator.replicas|replicas"),
+        ("operator.replicas=6", "operator.replicas|replicas"),
         ("tls.mode=off", "mode"),
         ("tls.mode=secrets", "[sS]ecret"),
         ("agent.imag.tag=1", "imag"),
@@ -121,6 +121,33 @@ def test_the_operator_passes_the_restricted_pod_security_and_the_agent_only_priv
 def test_wrong_values_are_refused_by_name(offline: Helm, setting: str, said: str) -> None:
     with pytest.raises(HelmError, match=said):
         offline.render("--set", setting)
+
+
+def test_several_operators_have_a_lease_and_one_has_none(offline: Helm) -> None:
+    def operator(*settings: str) -> tuple[list[str], set[str], list[str]]:
+        """Arguments about the Lease, what is in its affinity, and what there is beside it."""
+        rendered = offline.render(*settings)
+        pod = one(rendered, "Deployment")["spec"]["template"]["spec"]
+        arguments = [each for each in pod["containers"][0]["args"] if "lease" in each]
+        found = sorted(
+            f"{each['kind']} {each['metadata']['name']}"
+            for each in rendered
+            if each["kind"] == "PodDisruptionBudget" or each["metadata"]["name"].endswith("-lease")
+        )
+        return arguments, set(pod.get("affinity", {})), found
+
+    assert operator() == ([], set(), [])
+    assert operator("--set", "operator.replicas=2") == (
+        ["--lease=tidelane-system/tidelane-operator"],
+        {"podAntiAffinity"},
+        [
+            "PodDisruptionBudget tidelane-operator",
+            "Role tidelane-operator-lease",
+            "RoleBinding tidelane-operator-lease",
+        ],
+    )
+    own = ("--set", "operator.replicas=2", "--set-json", 'operator.affinity={"nodeAffinity": {}}')
+    assert operator(*own)[1] == {"nodeAffinity"}
 
 
 def test_crds_are_kept_or_left_out_as_told(offline: Helm) -> None:

@@ -14,8 +14,8 @@ from cluster.harness import Binaries, KubectlError
 from tidelane.operator.children import publishable
 
 from .chart_rig import CHART, AuditedCluster, Helm
-from .operator_rig import OperatorRig
-from .test_operator_process import manifest, slo
+from .operator_rig import OperatorRig, free_port, until
+from .test_operator_process import manifest, probed, slo
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -58,8 +58,9 @@ class Release:
         operator_tls = self._keys(f"{name}-operator-tls", "--agent-cert", "--agent-key", "--agent-ca")
         self.operator = (*operator_tls, "--agent-name", "tidelane-agent", "--kubeconfig", str(self._kubeconfig()))
 
-    def granted(self, kind: str, *scope: str) -> set[tuple[str, str, str]]:
-        role = json.loads(self._server.kubectl("get", kind, self.account, "-o", "json", *scope))
+    def granted(self, kind: str, *scope: str, name: str = "") -> set[tuple[str, str, str]]:
+        """By the role of that name, or else of its account's."""
+        role = json.loads(self._server.kubectl("get", kind, name or self.account, "-o", "json", *scope))
         return {
             (group, resource, verb)
             for rule in role["rules"]
@@ -138,6 +139,38 @@ def test_in_one_namespace_it_needs_no_right_elsewhere(server: AuditedCluster, he
     assert beyond == {("tidelane.dev", "slopolicies", "list")}
     with pytest.raises(KubectlError, match="orbidden"):
         server.kubectl("get", "tlsvc", "--as", release.user, namespace="team-a")
+
+
+def test_two_operators_need_of_leases_their_own_alone(server: AuditedCluster, helm: Helm, tmp_path: Path) -> None:
+    settings = ("--set", "operator.namespaces={team-b}", "--set", "crds.install=false", "--set", "rbac.aggregate=false")
+    release = Release(server, helm, "pair", tmp_path, *settings, "--set", "operator.replicas=2")
+    lease = ("--lease", f"{_HOME}/{release.account}")
+    urls = [f"http://127.0.0.1:{free_port()}/healthz" for _ in range(2)]
+    with OperatorRig(server, "team-b", tmp_path) as rig:
+        rig.start_agent("node-b", "--cpu-slots", "2", *release.agent_tls)
+        rig.start_operator(*release.operator, *lease, "--liveness", urls[0])
+        until(lambda: probed(urls[0]) == {"control": "alive"}, "one acts")
+        rig.start_operator(*release.operator, *lease, "--liveness", urls[1], name="second")
+        until(lambda: probed(urls[1]) == {"control": "standing by"}, "the other stands by")
+        rig.apply(manifest())
+        rig.until_serving()
+        assert rig.end("operator") == 0
+        until(lambda: probed(urls[1]) == {"control": "alive"}, "the other acts")
+        rig.kubectl("delete", "tlsvc", "chat", "--timeout=60s")
+        rig.end("second")
+        assert _forbidden(rig) == []
+    granted = release.granted("role", "--namespace", _HOME, name=f"{release.account}-lease")
+    assert granted == {each for each in server.used(release.user) if each[1] == "leases"}
+
+    def may(verb: str, name: str) -> bool:
+        try:
+            server.kubectl("auth", "can-i", verb, f"leases/{name}", "--as", release.user, namespace=_HOME)
+        except KubectlError:
+            return False
+        return True
+
+    asked = [(verb, name) for verb in ("get", "update", "delete") for name in (release.account, "another")]
+    assert [each for each in asked if may(*each)] == [("get", release.account), ("update", release.account)]
 
 
 @pytest.mark.parametrize("resource", ["services", "endpointslices.discovery.k8s.io"])

@@ -12,7 +12,7 @@ from cluster.harness import Cluster
 from control_plane.cluster_contract import ClusterContract
 from control_plane.lease_contract import LeasesContract
 from tidelane.operator.crd import KIND
-from tidelane.operator.errors import Deposed, Retry
+from tidelane.operator.errors import Deposed, Refused, Retry
 from tidelane.operator.kubernetes_cluster import KubernetesCluster, connect
 from tidelane.operator.kubernetes_lease import KubernetesLease
 from tidelane.operator.reports import Report
@@ -48,9 +48,15 @@ async def test_without_a_right_to_policies_and_namespaces_it_goes_on(installed: 
     async with await connect(str(installed.kubeconfig)) as client:
         client.set_default_header("Impersonate-User", "nobody")
         assert await KubernetesCluster(client).policies() is None
-        assert await KubernetesCluster(client).namespaces() == {}
-        named = {"kubernetes.io/metadata.name": namespace}
-        assert await KubernetesCluster(client, [namespace]).namespaces() == {namespace: named}
+        assert await KubernetesCluster(client).namespaces() is None
+        assert await KubernetesCluster(client, [namespace]).namespaces() is None
+
+
+async def test_of_a_kind_that_is_not_installed_there_are_none(
+    kubernetes: KubernetesCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidelane.operator.kubernetes_cluster.POLICY_PLURAL", "nothings")
+    assert await kubernetes.policies() == ()
 
 
 async def test_what_is_said_again_is_one_event(
@@ -75,7 +81,7 @@ async def test_what_is_said_again_is_one_event(
 async def test_who_may_not_write_still_reads(installed: Cluster, namespace: str) -> None:
     async with await connect(str(installed.kubeconfig)) as client:
         deposed = KubernetesCluster(client, [namespace], may_write=lambda: False)
-        assert set(await deposed.namespaces()) == {namespace}
+        assert set(await deposed.namespaces() or ()) == {namespace}
         with pytest.raises(Deposed):
             await deposed.delete_child("Service", ObjectRef(namespace, "chat"), "uid")
 
@@ -100,8 +106,21 @@ class TestKubernetesLease(LeasesContract):
     async def test_a_missing_right_is_named(self, installed: Cluster, namespace: str) -> None:
         async with await connect(str(installed.kubeconfig)) as client:
             client.set_default_header("Impersonate-User", "nobody")
-            with pytest.raises(Retry, match="403 no right to it: get, create and update on leases"):
+            with pytest.raises(Refused, match="403 no right to it: get, create and update on leases"):
                 await KubernetesLease(client, ObjectRef(namespace, "operator")).read()
+
+    @pytest.mark.parametrize(
+        ("where", "name", "said"),
+        [("nowhere", "operator", "404 .* no such namespace"), ("default", "A_b", "422 it cannot have that name")],
+    )
+    async def test_a_place_where_none_can_be_is_named(
+        self, installed: Cluster, where: str, name: str, said: str
+    ) -> None:
+        async with await connect(str(installed.kubeconfig)) as client:
+            lease = KubernetesLease(client, ObjectRef(where, name))
+            assert await lease.read() is None
+            with pytest.raises(Refused, match=said):
+                await lease.create("one", 15)
 
 
 class TestKubernetesCluster(ClusterContract):

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import signal
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -356,9 +357,12 @@ def test_of_two_operators_one_acts_and_the_other_takes_over(rig: OperatorRig) ->
     until(lambda: holder() not in ("", first), "the second takes over")
     rig.apply(manifest(slo=slo("900ms")))
     written = rig.until_serving(2)["metadata"]["resourceVersion"]
+    before = writes_but_leases(rig)
     rig.processes["first"].send_signal(signal.SIGCONT)
     assert rig.processes.pop("first").wait(timeout=30) == 1
     after = rig.until_serving(2)
+    # By the API server's books, neither it nor the one that acts, which had nothing to do.
+    assert writes_but_leases(rig) == before
     assert (after["status"]["placements"], rig.engines()) == (placed, [engine])
     assert after["metadata"]["resourceVersion"] == written
 
@@ -380,6 +384,34 @@ def test_liveness(rig: OperatorRig) -> None:
     rig.start_operator("--liveness", url)
 
     until(lambda: probed(url) == {"control": "alive"}, "the probe answers")
+
+
+def test_who_may_not_have_its_lease_says_so_to_its_probe(rig: OperatorRig) -> None:
+    url = f"http://127.0.0.1:{free_port()}/healthz"
+    rig.start_agent()
+    rig.start_operator("--lease", "nowhere/operator", "--liveness", url)
+    until(lambda: refused(url) and "no such namespace" in refused(url), "the probe fails with the reason")
+    # Once it may, it acts, and was not to be started again for that.
+    rig.cluster.kubectl("create", "namespace", "nowhere")
+    until(lambda: probed(url) == {"control": "alive"}, "it acts")
+    assert rig.processes["operator"].poll() is None
+    log = (rig.folder / "operator.log").read_text()
+    assert log.count("the Lease cannot be read or renewed") == 1
+
+
+def writes_but_leases(rig: OperatorRig) -> int:
+    return sum(each.namespace == rig.namespace and each.resource != "leases" for each in rig.cluster.writes())
+
+
+def refused(url: str) -> str:
+    """Why a probe fails; empty if it does not."""
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return ""
+    except urllib.error.HTTPError as error:
+        return error.read().decode()
+    except OSError:
+        return ""
 
 
 def probed(url: str) -> Any:

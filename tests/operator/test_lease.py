@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.lease_contract import LeasesContract
-from tidelane.operator.errors import Conflict, Deposed, Retry
+from tidelane.operator.errors import Conflict, Deposed, Refused, Retry
 from tidelane.operator.lease import Candidate, LeaseTiming, Record, may_take
+from tidelane.operator.probe import Probe
 from tidelane.operator.standby import act_in_turn
 
 TIMING = LeaseTiming()
@@ -28,6 +29,7 @@ class World:
         self.meanwhile: Candidate | None = None  # tries while another one does, between its read and its write
         self.lost: str | None = None  # "before" or "after"
         self.writes = 0
+        self.refused = ""
 
     def candidate(self, name: str) -> Candidate:
         return Candidate(self, name, lambda: self.now_s, TIMING)
@@ -61,6 +63,8 @@ class World:
 
     def _answer(self, when: str) -> None:
         self.now_s += self.slow_s / 2
+        if self.refused:
+            raise Refused(self.refused)
         if self.lost == when:
             raise Retry("lost")
 
@@ -164,11 +168,11 @@ async def test_a_fault_while_renewing_ends_the_turn_and_a_clean_end_gives_back()
     async def end(_: asyncio.Event) -> None:
         """At once."""
 
-    await act_in_turn(candidate, None, end)
+    await act_in_turn(candidate, Probe(), end)
     assert world.record is not None
     assert world.record.holder == ""
     with pytest.raises(Deposed) as deposed:
-        await act_in_turn(candidate, None, act)
+        await act_in_turn(candidate, Probe(), act)
     assert isinstance(deposed.value.__cause__, ZeroDivisionError)
 
 
@@ -209,3 +213,39 @@ def test_as_long_as_one_tries_one_acts_in_the_end(who: int) -> None:
         world.now_s += TIMING.every_s
         attempt(candidates[who])
     assert candidates[who].acts
+
+
+def test_what_is_refused_for_as_long_as_a_lease_lasts_is_a_fault_until_it_is_not() -> None:
+    world = World()
+    one = world.candidate("one")
+    world.refused = "no right"
+    said = []
+    for world.now_s in (0.0, TIMING.duration_s - 0.1, TIMING.duration_s):
+        attempt(one)
+        said.append(one.faults)
+    assert said == [[], [], ["no right"]]
+    # An answer that is lost tells nothing of rights.
+    world.refused, world.lost = "", "before"
+    attempt(one)
+    assert one.faults == ["no right"]
+    world.lost = None
+    assert attempt(one)
+    assert one.faults == []
+
+
+def test_a_cluster_out_of_reach_is_no_fault_of_who_stands_by() -> None:
+    world = World()
+    one = world.candidate("one")
+    world.lost = "before"
+    for world.now_s in (0.0, 1000.0):
+        attempt(one)
+    assert one.faults == []
+
+
+def test_a_refusal_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    one = world.candidate("one")
+    world.refused = "no right"
+    for _ in range(3):
+        attempt(one)
+    assert [each.getMessage() for each in caplog.records] == ["the Lease cannot be read or renewed: no right"]

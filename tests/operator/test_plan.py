@@ -614,3 +614,16 @@ class TestFigures:
     def test_nothing_is_written_in_the_same_state_twice(self, world: World) -> None:
         serving(world)
         assert not [action for action in world.plan().actions if isinstance(action, WriteStatus)]
+
+
+def test_without_agents_a_service_says_why_of_one() -> None:
+    world = World(service_object())
+    cases: list[tuple[dict[str, str], str]] = [
+        ({}, "replica 0: no agent is connected"),
+        ({"b:1": "refused"}, "replica 0: no agent is connected: b:1: refused"),
+        ({"b:1": "refused", "a:1": "no route"}, "replica 0: no agent is connected: a:1: no route (and 1 more)"),
+    ]
+    for world.unreached, said in cases:
+        world.settle()
+        [scheduled] = [each for each in world.status["conditions"] if each["type"] == "Scheduled"]
+        assert (scheduled["reason"], scheduled["message"]) == ("NoAgents", said)

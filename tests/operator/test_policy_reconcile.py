@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typing_extensions import override
@@ -15,9 +16,9 @@ from tidelane.operator.errors import Retry
 from tidelane.operator.forecasts import Answer, Forecast, Forecasts, Question, Traffic
 from tidelane.operator.local_cluster import LocalCluster
 from tidelane.operator.observation import Timing
-from tidelane.operator.policies import PolicyStatus
+from tidelane.operator.policies import Labels, PolicyStatus
 from tidelane.operator.policy_reconcile import PolicyReconciler
-from tidelane.operator.resources import ObjectRef, RawObject
+from tidelane.operator.resources import ObjectRef, RawObject, Service, Status, effective_status
 from tidelane.rpc.wire import Workload
 
 from .policy_objects import policy_object, tpot
@@ -31,11 +32,16 @@ class WatchedCluster(LocalCluster):
 
     written = 0
     readable = True
+    namespaces_readable = True
     services_fail = False
 
     @override
     async def policies(self) -> list[RawObject] | None:  # type: ignore[override]  # as a real cluster does
         return list(await super().policies()) if self.readable else None
+
+    @override
+    async def namespaces(self) -> dict[str, Labels] | None:  # type: ignore[override]  # as a real cluster does
+        return {"default": {"env": "prod"}} if self.namespaces_readable else None
 
     @override
     async def services(self) -> list[RawObject]:
@@ -89,6 +95,9 @@ class Rig:
         self.told.clear()
         assert await self.policies.reconcile() == Timing().recheck_s
         return sorted(self.told)
+
+    async def stored(self) -> list[RawObject]:
+        return list(await self.cluster.policies() or ())
 
     async def status(self, name: str = "gold") -> dict[str, Any]:
         [found] = [each for each in await self.cluster.policies() or () if each["metadata"]["name"] == name]
@@ -202,3 +211,58 @@ async def test_what_is_enforced_is_measured_and_not_simulated(rig: Rig) -> None:
     assert rig.asked == []
     [entry] = (await rig.status())["services"]
     assert (entry["basis"], "simulated" in entry) == ("None", False)
+
+
+async def test_a_status_that_comes_back_as_an_event_is_known_and_another_spec_is_not(rig: Rig) -> None:
+    rig.put(overrides=tpot("20ms"))
+    [stored] = await rig.stored()
+    assert not rig.policies.knows(stored)
+    await rig.look()
+    [written] = await rig.stored()
+    assert written["status"]["matched"] == 1
+    assert rig.policies.knows(written)
+    assert not rig.policies.knows({**written, "metadata": {**written["metadata"], "uid": "another"}})
+    rig.put(overrides=tpot("30ms"))
+    [changed] = await rig.stored()
+    assert not rig.policies.knows(changed)
+
+
+async def held(rig: Rig) -> Mapping[str, str]:
+    """What is in force for chat, and from where, as its status would say it; its status does from now on."""
+    [raw] = [each for each in await rig.cluster.services() if each["metadata"]["name"] == "chat"]
+    service = rig.policies.current.applied(Service.parse(raw))
+    assert not isinstance(service.spec, str)
+    await rig.cluster.write_status(
+        CHAT, raw["metadata"]["uid"], cast("Status", effective_status(service.spec.effective))
+    )
+    of = service.spec.effective
+    return {name: f"{value} by {of.sources[name]}" for name, value in of.targets.shown().items()}
+
+
+async def test_what_policies_gave_holds_on_through_a_restart_without_the_right_to_them(rig: Rig) -> None:
+    rig.put(defaults={"slo": {"percentile": 90}}, overrides={**tpot("20ms"), "execution": {"minDecodeShare": 30}})
+    await rig.look()
+    before = await held(rig)
+    assert before["tpot"] == "20ms by SLOPolicy gold (overrides)"
+    assert before["minDecodeShare"] == "30 by SLOPolicy gold (overrides)"
+    rig.cluster.readable = False
+    rig.policies = rig.another()
+    await rig.policies.start()
+    assert await rig.look() == []
+    assert await held(rig) == before
+    # Deleted meanwhile: known once policies can be read again.
+    rig.cluster.delete(ObjectRef("", "gold"), POLICY_KIND)
+    assert await rig.look() == []
+    rig.cluster.readable = True
+    assert await rig.look() == [CHAT]
+    assert (await held(rig))["tpot"] == "50ms by spec"
+
+
+async def test_labels_of_namespaces_that_can_no_longer_be_read_hold_on(rig: Rig) -> None:
+    rig.put(selector={"namespaceSelector": {"matchLabels": {"env": "prod"}}}, overrides=tpot("20ms"))
+    assert await rig.look() == [CHAT, OTHER]
+    assert (rig.policies.may_miss("default"), rig.policies.may_miss("new")) == (False, True)
+    rig.cluster.namespaces_readable = False
+    assert await rig.look() == []
+    # Not to be looked for at each change of an object.
+    assert not rig.policies.may_miss("new")

@@ -27,6 +27,7 @@ class InstantAgents:
     """One device on each node. `refuse` answers the next calls for a node."""
 
     watching_for_s = 100.0
+    unreached: Mapping[str, str] = {}
 
     def __init__(self, *names: str) -> None:
         self.running: dict[str, dict[ReplicaRef, Replica]] = {name: {} for name in names}

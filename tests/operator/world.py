@@ -93,6 +93,7 @@ class World:
         self.promised: dict[str, tuple[int, ...]] = {}
         self.policies = Policies()
         self.calm_since: datetime | None = None
+        self.unreached: dict[str, str] = {}
 
     @property
     def now(self) -> datetime:
@@ -127,6 +128,7 @@ class World:
             watching_for_s=self.now_s,
             promised=self.promised,
             calm_since=self.calm_since,
+            unreached=self.unreached,
         )
 
     def plan(self) -> Plan:

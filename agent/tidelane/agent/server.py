@@ -25,6 +25,7 @@ from tidelane.agent.service import NodeAgentService
 from tidelane.agent.state import StateFolder
 from tidelane.rpc import node_agent_pb2
 from tidelane.rpc.node_agent_pb2_grpc import add_NodeAgentServicer_to_server
+from tidelane.rpc.tls_files import Pem, TlsFiles
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +43,8 @@ _OPTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """PEM files. Clients must show a certificate that `client_ca` signed."""
+class TlsPaths:
+    """PEM files, read anew as they change. Clients must show a certificate that `client_ca` signed."""
 
     certificate: Path
     key: Path
@@ -55,7 +56,7 @@ class AgentSettings:
     node: NodeSettings
     state_folder: Path
     listen: str = "127.0.0.1:50061"
-    tls: TlsFiles | None = None
+    tls: TlsPaths | None = None
     # Without TLS anyone who reaches the port may run models from anywhere on this node.
     insecure: bool = False
     # Engines are stopped with the agent, after draining so long; None: they go on without it.
@@ -158,9 +159,29 @@ def is_loopback(listen: str) -> bool:
         return False
 
 
-def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
+def _credentials(paths: TlsPaths) -> grpc.ServerCredentials:
     try:
-        key, certificate, client_ca = (path.read_bytes() for path in (tls.key, tls.certificate, tls.client_ca))
-    except OSError as error:
-        raise CannotStart(f"TLS file {error.filename}: {error.strerror}") from error
-    return grpc.ssl_server_credentials([(key, certificate)], client_ca, require_client_auth=True)
+        files = TlsFiles(paths.certificate, paths.key, paths.client_ca)
+    except ValueError as error:
+        raise CannotStart(str(error)) from error
+
+    given = files.current()
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal given
+        pem = files.current()
+        if pem == given:
+            return None
+        given = pem
+        return _configuration(pem)
+
+    # gRPC asks before each handshake, and not on our event loop.
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(given),
+        renewed,  # type: ignore[arg-type]  # the stubs forget None, which is for no change
+        require_client_authentication=True,
+    )
+
+
+def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], pem.authority)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tidelane.cli.numbers import count_from_1, seconds
 
 if TYPE_CHECKING:  # The agent's part is loaded only when it runs, not to show another command's help.
-    from tidelane.agent.server import AgentSettings, TlsFiles
+    from tidelane.agent.server import AgentSettings, TlsPaths
 
 _DESCRIPTION = """Runs engines on this node as an operator asks over gRPC, and holds them to their objectives. Engines
 go on when the agent ends, and are found again by the next one that has the same state folder."""
@@ -114,16 +114,16 @@ def _settings(args: argparse.Namespace) -> AgentSettings:
     )
 
 
-def _tls(args: argparse.Namespace) -> TlsFiles | None:
+def _tls(args: argparse.Namespace) -> TlsPaths | None:
     from tidelane.agent.errors import CannotStart
-    from tidelane.agent.server import TlsFiles
+    from tidelane.agent.server import TlsPaths
 
     files = (args.tls_cert, args.tls_key, args.tls_client_ca)
     if not any(files):
         return None
     if not all(files):
         raise CannotStart("--tls-cert, --tls-key and --tls-client-ca go together")
-    return TlsFiles(*files)
+    return TlsPaths(*files)
 
 
 def _data_home() -> Path:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from tidelane.cli.numbers import seconds
-from tidelane.operator.agents import OpenChannel, TlsFiles, plain_channel, tls_channels
+from tidelane.operator.agents import OpenChannel, TlsPaths, plain_channel, tls_channels
 from tidelane.operator.discovery import Agents
 from tidelane.operator.errors import Deposed, NoCluster
 from tidelane.operator.handlers import OperatorSettings, run_operator
@@ -111,4 +111,4 @@ def _channels(args: argparse.Namespace) -> OpenChannel:
         return plain_channel
     if not all(files):
         raise ValueError("--agent-ca, --agent-cert and --agent-key go together")
-    return tls_channels(TlsFiles(*files, agent_name=args.agent_name))
+    return tls_channels(TlsPaths(*files, agent_name=args.agent_name))

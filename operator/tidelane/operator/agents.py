@@ -18,6 +18,7 @@ from tidelane.operator.node_state import Change, compare, node_of, with_replica
 from tidelane.operator.observation import Node
 from tidelane.rpc import node_agent_pb2 as pb
 from tidelane.rpc.node_agent_pb2_grpc import NodeAgentStub
+from tidelane.rpc.tls_files import TlsFiles
 from tidelane.rpc.wire import ReplicaRef, ReplicaSpec, ref_to_wire, spec_to_wire
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,11 @@ _PERIOD_S: Final = 2.0
 _SILENCE_S: Final = 3 * _PERIOD_S + 2
 _CALL_TIMEOUT_S: Final = 10.0
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 15.0
+
+# gRPC's words for a handshake that failed here, and for one that failed there, where TLS 1.3 tells us nothing more.
+_NO_CONNECTION: Final = "failed to connect to all addresses; last error: "
+_NOT_TRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
+_CLOSED: Final = "Socket closed"
 
 OpenChannel = Callable[[str], grpc.aio.Channel]
 
@@ -39,7 +45,7 @@ _OPTIONS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class TlsFiles:
+class TlsPaths:
     """PEM files: the CA that signed the agents' certificates, and what the operator shows them.
 
     `agent_name` is the name in these certificates; None: the host by which each agent is reached.
@@ -55,14 +61,17 @@ def plain_channel(target: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(target, options=_OPTIONS)
 
 
-def tls_channels(files: TlsFiles) -> OpenChannel:
-    """Channels with mutual TLS. Files are read anew for each channel, so that renewed ones are taken up."""
-    options = (*_OPTIONS, ("grpc.ssl_target_name_override", files.agent_name)) if files.agent_name else _OPTIONS
+def tls_channels(paths: TlsPaths) -> OpenChannel:
+    """Channels with mutual TLS. Files are read anew for each channel, so that renewed ones are taken up.
+
+    Raises ValueError if they are of no use.
+    """
+    options = (*_OPTIONS, ("grpc.ssl_target_name_override", paths.agent_name)) if paths.agent_name else _OPTIONS
+    files = TlsFiles(paths.certificate, paths.key, paths.agent_ca)
 
     def open_channel(target: str) -> grpc.aio.Channel:
-        credentials = grpc.ssl_channel_credentials(
-            files.agent_ca.read_bytes(), files.key.read_bytes(), files.certificate.read_bytes()
-        )
+        pem = files.current()
+        credentials = grpc.ssl_channel_credentials(pem.authority, pem.key, pem.certificate)
         return grpc.aio.secure_channel(target, credentials, options=options)
 
     return open_channel
@@ -102,6 +111,8 @@ class AgentPool:
         # Addresses not tried yet; with hundreds of them the first round takes a while.
         self._untried: set[str] = set()
         self._tried_s: float | None = None
+        # By address, why the last try to connect failed.
+        self._unreached: dict[str, str] = {}
 
     def follow(self, targets: Iterable[str]) -> None:
         """Exactly these from now on."""
@@ -109,6 +120,7 @@ class AgentPool:
         self._untried &= wanted
         for target in self._followers.keys() - wanted:
             follower = self._followers.pop(target)
+            self._unreached.pop(target, None)
             follower.cancel()
             self._ending.add(follower)
             follower.add_done_callback(self._ending.discard)
@@ -130,6 +142,11 @@ class AgentPool:
     def watching_for_s(self) -> float:
         """Since each agent was first heard, or could not be: before that, silence says nothing about a node."""
         return 0.0 if self._tried_s is None else self._clock() - self._tried_s
+
+    @property
+    def unreached(self) -> Mapping[str, str]:
+        """By address of an agent that is not connected, why."""
+        return self._unreached
 
     def nodes(self) -> Mapping[str, Node]:
         """Every node heard of, as it was last heard."""
@@ -175,6 +192,7 @@ class AgentPool:
                     await self._listen(target)
                 except (grpc.aio.AioRpcError, TimeoutError, _NameTaken, ValueError) as error:
                     log.warning("agent %s: %s", target, _shown(error))
+                    self._note_unreached(target, _shown(error))
                 self._note_tried(target)
                 if self._lose(target):
                     delay_s = _FIRST_DELAY_S
@@ -189,6 +207,13 @@ class AgentPool:
         if not self._untried and self._tried_s is None:
             self._tried_s = self._clock()
 
+    def _note_unreached(self, target: str, why: str) -> None:
+        news = self._unreached.get(target) != why
+        self._unreached[target] = why
+        if news and all(each.lost_at_s is not None for each in self._heard.values()):
+            # Services wait for any agent at all, and say why there is none.
+            self._changed("", Change(room=True))
+
     async def _listen(self, target: str) -> None:
         async with self._open_channel(target) as channel:
             stub = NodeAgentStub(channel)
@@ -200,6 +225,7 @@ class AgentPool:
                 if not isinstance(status, pb.NodeStatus):
                     return  # the end of the stream
                 self._note_tried(target)
+                self._unreached.pop(target, None)
                 known = self._heard.get(status.node_name)
                 if known and known.target != target and known.lost_at_s is None:
                     raise _NameTaken(f"node name {status.node_name} is taken by the agent at {known.target}")
@@ -241,6 +267,14 @@ def _meaning(error: grpc.aio.AioRpcError, node_name: str) -> NoRoom | CannotRun 
 
 
 def _shown(error: Exception) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    return str(error) or type(error).__name__
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return str(error) or type(error).__name__
+    details = (error.details() or "").removeprefix(_NO_CONNECTION)
+    _, refused, why = details.partition(_NOT_TRUSTED)
+    if refused:
+        return f"its TLS certificate is refused here: {_NOT_TRUSTED}{why.removesuffix(': OK')}"
+    if details.endswith(_CLOSED):
+        return (
+            f"{error.code().name}: {details}; with TLS, it may refuse this operator's certificate, as its log then says"
+        )
+    return f"{error.code().name}: {details}"

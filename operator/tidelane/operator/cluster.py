@@ -22,10 +22,10 @@ class Cluster(Protocol):
     async def services(self) -> Sequence[RawObject]: ...
 
     async def policies(self) -> Sequence[RawObject] | None:
-        """Every SLOPolicy; None where the kind is not installed, or this operator has no right to read it."""
+        """Every SLOPolicy, none where the kind is not installed; None without a right to read them."""
 
-    async def namespaces(self) -> Mapping[str, Labels]:
-        """The labels of the namespaces that services are looked after in, by name, of those that it may read."""
+    async def namespaces(self) -> Mapping[str, Labels] | None:
+        """The labels of the namespaces that services are looked after in, by name; None without a right to."""
 
     async def write_policy_status(self, name: str, uid: str, status: PolicyStatus) -> None:
         """As `write_status`, of an SLOPolicy."""

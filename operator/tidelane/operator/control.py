@@ -16,7 +16,7 @@ from tidelane.operator.node_state import Change
 from tidelane.operator.observation import Timing
 from tidelane.operator.policy_reconcile import PolicyReconciler
 from tidelane.operator.reconcile import Reconciler
-from tidelane.operator.resources import ObjectRef
+from tidelane.operator.resources import ObjectRef, RawObject
 from tidelane.operator.simulation import Simulation
 from tidelane.operator.workqueue import Meter, WorkQueue
 
@@ -81,12 +81,17 @@ class Control:
         self._queue.add(ref)
         if self._policies.current.policies:
             # What policies say of services follows them slowly; a namespace not heard of may have labels that matter.
-            known = ref.namespace in self._policies.current.namespaces
-            self._queue.add(_POLICIES, after_s=self._timing.figures_s if known else 0.0)
+            urgent = self._policies.may_miss(ref.namespace)
+            self._queue.add(_POLICIES, after_s=0.0 if urgent else self._timing.figures_s)
 
     def policies_changed(self) -> None:
         """Some SLOPolicy has changed: what a service gets depends on all of them, so they are looked at together."""
         self._queue.add(_POLICIES)
+
+    def policy_told(self, raw: RawObject, *, gone: bool) -> None:
+        """What a watch says of one SLOPolicy. A status written here comes back so, and must not lead to the next."""
+        if gone or not self._policies.knows(raw):
+            self.policies_changed()
 
     async def _look_at(self, ref: ObjectRef) -> float | None:
         return await (self._policies.reconcile() if ref == _POLICIES else self._reconciler.reconcile(ref))

@@ -22,6 +22,10 @@ class Conflict(Retry):
         super().__init__(message, after_s=0.0)
 
 
+class Refused(Retry):
+    """The cluster answers and says no: it may work once somebody has changed a right or a setting."""
+
+
 class Deposed(Retry):
     """Another operator may act by now: whatever this was, it is that one's to do."""
 

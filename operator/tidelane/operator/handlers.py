@@ -27,9 +27,10 @@ from tidelane.operator.errors import Retry
 from tidelane.operator.kubernetes_cluster import KubernetesCluster
 from tidelane.operator.kubernetes_lease import KubernetesLease
 from tidelane.operator.lease import Candidate
-from tidelane.operator.metrics import OperatorMetrics, served
+from tidelane.operator.metrics import OperatorMetrics
 from tidelane.operator.mirror import Mirror
 from tidelane.operator.observation import Timing
+from tidelane.operator.probe import Probe
 from tidelane.operator.resources import ObjectRef
 from tidelane.operator.standby import act_in_turn
 from tidelane.operator.watched_cluster import WatchedCluster
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 # A watch is begun anew so often, from where it was.
 _WATCH_S: Final = 300
 _START_RETRY_S: Final = 2.0
+# Who could not read so long is started again, with whatever rights and addresses there are then.
+_START_LIMIT_S: Final = 120.0
 _CHILDREN: Final = {
     "Service": ("", "v1", "services"),
     "EndpointSlice": ("discovery.k8s.io", "v1", "endpointslices"),
@@ -64,34 +67,29 @@ class OperatorSettings:
 
 async def run_operator(settings: OperatorSettings, client: ApiClient, open_channel: OpenChannel) -> None:
     """Until cancelled or told to stop by a signal. Raises Deposed when another operator has taken over."""
-    metrics = OperatorMetrics()
-    async with served(metrics, settings.metrics):
-        await _run(settings, client, open_channel, metrics)
-
-
-async def _run(
-    settings: OperatorSettings, client: ApiClient, open_channel: OpenChannel, metrics: OperatorMetrics
-) -> None:
-    if settings.lease is None:
-        await _act(settings, client, open_channel, lambda: True, asyncio.Event(), metrics)
-        return
-    # Never another process's name, not even that of one in the same pod before.
-    me = f"{socket.gethostname()}_{uuid.uuid4()}"
-    candidate = Candidate(KubernetesLease(client, settings.lease), me, time.monotonic)
-    await act_in_turn(
-        candidate,
-        settings.liveness,
-        lambda deposed: _act(settings, client, open_channel, lambda: candidate.acts, deposed, metrics),
-    )
+    probe, metrics = Probe(), OperatorMetrics()
+    async with probe.served(settings.liveness), metrics.served(settings.metrics):
+        if settings.lease is None:
+            await _act(settings, client, open_channel, probe, metrics, lambda: True, asyncio.Event())
+            return
+        # Never another process's name, not even that of one in the same pod before.
+        me = f"{socket.gethostname()}_{uuid.uuid4()}"
+        candidate = Candidate(KubernetesLease(client, settings.lease), me, time.monotonic)
+        await act_in_turn(
+            candidate,
+            probe,
+            lambda deposed: _act(settings, client, open_channel, probe, metrics, lambda: candidate.acts, deposed),
+        )
 
 
 async def _act(
     settings: OperatorSettings,
     client: ApiClient,
     open_channel: OpenChannel,
+    probe: Probe,
+    metrics: OperatorMetrics,
     may_act: Callable[[], bool],
     stop: asyncio.Event,
-    metrics: OperatorMetrics,
 ) -> None:
     mirror = Mirror(lambda ref: control.object_changed(ref), time.monotonic)
     cluster = WatchedCluster(KubernetesCluster(client, settings.namespaces, mirror.saw, may_act), mirror)
@@ -107,8 +105,8 @@ async def _act(
     if not settings.namespaces:
         # An operator of single namespaces may have no right to watch them, and looks at them each minute.
         _register_policy_events(registry, control)
-    _register_probe(registry, control, watches)
-    await _started(control, await settings.agents.look(), stop)
+    await _started(control, await settings.agents.look(), probe, stop)
+    probe.enter("alive", ready=True, faults=lambda: [*control.faults, *watches.faults])
     looking = asyncio.create_task(settings.agents.keep_looking(control.agents.follow), name="agents' addresses")
     refreshing = asyncio.create_task(watches.run(), name="refresh")
     try:
@@ -117,7 +115,6 @@ async def _act(
             standalone=True,
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
-            liveness_endpoint=settings.liveness,
             stop_flag=stop,
         )
     finally:
@@ -128,11 +125,18 @@ async def _act(
         await control.stop()
 
 
-async def _started(control: Control, agents: Collection[str], stop: asyncio.Event) -> None:
+async def _started(control: Control, agents: Collection[str], probe: Probe, stop: asyncio.Event) -> None:
+    began_s, why = time.monotonic(), ""
+
+    def faults() -> list[str]:
+        return [f"cannot read the services: {why}"] if why and time.monotonic() - began_s >= _START_LIMIT_S else []
+
+    probe.enter("starting", ready=False, faults=faults)
     while not stop.is_set():
         try:
             await control.start(agents)
         except Retry as error:
+            why = str(error)
             log.warning("cannot read the services yet: %s", error)
             await asyncio.sleep(_START_RETRY_S)
         else:
@@ -172,14 +176,5 @@ def _register_events(registry: kopf.OperatorRegistry, watches: Watches) -> None:
 
 def _register_policy_events(registry: kopf.OperatorRegistry, control: Control) -> None:
     @kopf.on.event(GROUP, VERSION, POLICY_PLURAL, registry=registry)
-    async def policy_changed(**_: Any) -> None:
-        control.policies_changed()
-
-
-def _register_probe(registry: kopf.OperatorRegistry, control: Control, watches: Watches) -> None:
-    @kopf.on.probe(id="control", registry=registry)
-    async def probe(**_: Any) -> str:
-        if faults := [*control.faults, *watches.faults]:
-            # Any other error would be tried again instead of being answered.
-            raise kopf.PermanentError("; ".join(faults))
-        return "alive"
+    async def policy_changed(event: kopf.RawEvent, **_: Any) -> None:
+        control.policy_told(event["object"], gone=event["type"] == "DELETED")

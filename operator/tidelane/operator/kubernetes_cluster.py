@@ -60,6 +60,10 @@ async def connect(kubeconfig: str | None) -> ApiClient:
 class _Refused(Retry):
     """The API server has no such kind, or not for us; somebody may install it or give the right."""
 
+    def __init__(self, message: str, *, absent: bool) -> None:
+        super().__init__(message)
+        self.absent = absent
+
 
 @dataclass(frozen=True, slots=True)
 class Listed:
@@ -109,27 +113,25 @@ class KubernetesCluster(Cluster):
     async def policies(self) -> Sequence[RawObject] | None:
         try:
             answer = await self._request("GET", f"/apis/{GROUP}/{VERSION}/{POLICY_PLURAL}")
-        except _Refused:
-            return None
+        except _Refused as error:
+            # Where there is no such kind there are no policies; where there is no right to it there may be.
+            return () if error.absent else None
         found: Sequence[RawObject] = answer["items"]
         return found
 
     @override
-    async def namespaces(self) -> Mapping[str, Labels]:
+    async def namespaces(self) -> Mapping[str, Labels] | None:
         ours = [name for name in self._namespaces if name is not None]
-        if ours:
-            return {name: await self._labels(name) for name in ours}
         try:
+            if ours:
+                return {name: await self._labels(name) for name in ours}
             answer = await self._request("GET", "/api/v1/namespaces")
         except _Refused:
-            return {}
+            return None
         return {each["metadata"]["name"]: each["metadata"].get("labels") or {} for each in answer["items"]}
 
     async def _labels(self, namespace: str) -> Labels:
-        try:
-            found = await self._request("GET", f"/api/v1/namespaces/{namespace}")
-        except _Refused:
-            found = None
+        found = await self._request("GET", f"/api/v1/namespaces/{namespace}")
         labels: Labels = ((found or {}).get("metadata") or {}).get("labels") or {NAME_LABEL: namespace}
         return labels
 
@@ -243,7 +245,7 @@ class KubernetesCluster(Cluster):
                 return None
             text = f"{method} {path}: {error.status} {error.reason}: {error.body!r}"
             if error.status in (_FORBIDDEN, _GONE):
-                raise _Refused(text) from error
+                raise _Refused(text, absent=error.status == _GONE) from error
             raise Conflict(text) if error.status in _CONFLICTS else Retry(text) from error
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Retry(f"{method} {path}: {error!r}") from error

@@ -11,15 +11,14 @@ import aiohttp
 from kubernetes_asyncio.client import ApiClient, CoordinationV1Api, V1Lease, V1LeaseSpec, V1ObjectMeta
 from kubernetes_asyncio.client.exceptions import ApiException
 
-from tidelane.operator.errors import Conflict, Retry
+from tidelane.operator.errors import Conflict, Refused, Retry
 from tidelane.operator.lease import LeaseTiming, Record
 from tidelane.operator.resources import ObjectRef
 
-_ABSENT: Final = 404
-_CONFLICT: Final = 409
 _MEANINGS: Final = {
     403: "no right to it: get, create and update on leases of coordination.k8s.io are needed",
-    _ABSENT: "there is no such Lease, or no such namespace",
+    404: "there is no such Lease, or no such namespace",
+    422: "it cannot have that name",
 }
 # Well within the time that a holder may act without a renewal, so that a hanging call is tried again.
 _TIMEOUT_S: Final = 4.0
@@ -62,14 +61,25 @@ class KubernetesLease:
                 return await call
         except ApiException as error:
             meaning = _MEANINGS.get(error.status, error.reason)
-            kind = {_CONFLICT: Conflict, _ABSENT: _Absent}.get(error.status, Retry)
-            raise kind(f"Lease {self._ref}: {error.status} {meaning}") from error
+            raise _kind(error.status)(f"Lease {self._ref}: {error.status} {meaning}") from error
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Retry(f"Lease {self._ref}: {error!r}") from error
 
 
-class _Absent(Retry):
-    """404."""
+class _Absent(Refused):
+    """404: no such Lease; or, where it was to be created, no such namespace."""
+
+
+def _kind(status: int) -> type[Retry]:
+    match status:
+        case 404:
+            return _Absent
+        case 409:
+            return Conflict
+        case 408 | 429:
+            return Retry
+        case _:
+            return Refused if 400 <= status < 500 else Retry
 
 
 def _record(lease: Any) -> Record:

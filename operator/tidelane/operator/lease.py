@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from tidelane.operator.errors import Conflict, Retry
+from tidelane.operator.errors import Conflict, Refused, Retry
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Record:
 
 
 class Leases(Protocol):
-    """One Lease. Every method raises Retry when the cluster cannot be reached."""
+    """One Lease. Every method raises Retry when the cluster cannot be reached, and Refused when it says no."""
 
     async def read(self) -> Record | None: ...
 
@@ -68,6 +68,17 @@ class Candidate:
         self._seen: Record | None = None
         self._seen_s = 0.0  # since when the Lease has been as it was seen
         self._renewed_s: float | None = None
+        self._refusal = ""
+        self._refused_since_s: float | None = None
+
+    @property
+    def faults(self) -> list[str]:
+        """Why this operator could never act: what the cluster has answered for as long as a Lease lasts.
+
+        A cluster that does not answer is no such reason: whoever stands by must be there when it comes back.
+        """
+        since_s = self._refused_since_s
+        return [self._refusal] if since_s is not None and self._clock() - since_s >= self._timing.duration_s else []
 
     @property
     def acts(self) -> bool:
@@ -83,13 +94,21 @@ class Candidate:
         """To take or to renew the Lease; to be called again and again, also when it did not go well."""
         # Before anything is sent: others count from when they see the change, which is later.
         began_s = self._clock()
+        refusal = ""
         try:
             if await self._take():
                 self._renewed_s = began_s
         except Conflict:
             log.info("the Lease was changed by another operator")
+        except Refused as error:
+            refusal = str(error)
+            # Once: it is the same every 2 s, and the probe tells it too.
+            if refusal != self._refusal:
+                log.error("the Lease cannot be read or renewed: %s", refusal)
         except Retry as error:
             log.warning("the Lease cannot be read or renewed: %s", error)
+            return
+        self._note(refusal)
 
     async def give_back(self) -> None:
         """So that another takes over at once. Nothing may act any more."""
@@ -99,6 +118,15 @@ class Candidate:
                 await self._leases.replace(self._seen, "", self._timing.duration_s, self._seen.transitions)
             except Retry as error:
                 log.warning("the Lease cannot be given back: %s", error)
+
+    def _note(self, refusal: str) -> None:
+        if refusal and self._refused_since_s is None:
+            self._refused_since_s = self._clock()
+        elif not refusal:
+            if self._refusal:
+                log.info("the Lease can be read and renewed again")
+            self._refused_since_s = None
+        self._refusal = refusal
 
     async def _take(self) -> bool:
         duration_s = self._timing.duration_s

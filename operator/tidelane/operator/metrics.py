@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Final, Protocol
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
@@ -14,7 +13,8 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-_DEFAULT_PORT: Final = 80
+from tidelane.operator.answering import answered
+
 _BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60)
 
 
@@ -71,6 +71,18 @@ class OperatorMetrics:
     def text(self) -> bytes:
         return generate_latest(self._registry)
 
+    @asynccontextmanager
+    async def served(self, url: str | None) -> AsyncIterator[None]:
+        """At that URL; None: nowhere. Raises ValueError if it cannot be."""
+        if url is None:
+            yield
+            return
+        async with answered("--metrics", url, self._answer, {}):
+            yield
+
+    def _answer(self) -> web.Response:
+        return web.Response(body=self.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
 
 class _Now(Collector):
     def __init__(self, metrics: OperatorMetrics) -> None:
@@ -90,25 +102,3 @@ class _Now(Collector):
         agents.add_metric(("connected",), control.agents_connected)
         agents.add_metric(("lost",), control.agents_lost)
         yield from (waiting, agents)
-
-
-@asynccontextmanager
-async def served(metrics: OperatorMetrics, url: str | None) -> AsyncIterator[None]:
-    """At that URL, such as http://0.0.0.0:8081/metrics; None: nowhere."""
-    if url is None:
-        yield
-        return
-
-    async def answer(_: web.Request) -> web.Response:
-        return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    where = urlsplit(url)
-    application = web.Application()
-    application.router.add_get(where.path or "/", answer)
-    runner = web.AppRunner(application, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, where.hostname, where.port or _DEFAULT_PORT).start()
-        yield
-    finally:
-        await runner.cleanup()

@@ -168,8 +168,8 @@ class Observed:
 
     `promised` lists, by node, the devices that each replica of another service will take there and that the node does
     not report yet. `children` are the Service of the service's name, whoever owns it, and its EndpointSlices.
-    `watching_for_s` is how long the agents have been watched. `calm_since` is that of the last `Decision` on the number
-    of replicas.
+    `watching_for_s` is how long the agents have been watched, and `unreached` why they are not connected, by address.
+    `calm_since` is that of the last `Decision` on the number of replicas.
     """
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
@@ -178,6 +178,7 @@ class Observed:
     refusals: Mapping[tuple[str, ReplicaRef], Refusal] = field(default_factory=dict)
     watching_for_s: float = 0.0
     calm_since: datetime | None = None
+    unreached: Mapping[str, str] = field(default_factory=dict)
 
     def lost_for_s(self, node_name: str) -> float:
         """How long its agent has been out of reach; 0: it is connected. A node never heard of counts from the start."""

@@ -130,7 +130,7 @@ def _no_room(
 ) -> str:
     nodes = [node for node in observed.nodes.values() if node.connected]
     if not nodes:
-        return "no agent is connected"
+        return _no_agent(observed)
     refusals = [refusal.message for (_, refused), refusal in sorted(observed.refusals.items()) if refused == ref]
     if refusals:
         return f"no node has room: {refusals[0]}"
@@ -144,6 +144,14 @@ def _no_room(
         f"spec.resources.gpus: {spec.devices} wanted; no node has as many free: "
         f"{freest.name} has {free[freest.name]} of {slots}{_holders(freest)}"
     )
+
+
+def _no_agent(observed: Observed) -> str:
+    if not observed.unreached:
+        return "no agent is connected"
+    # Of one: of hundreds that one fault cuts off, all would say the same.
+    (address, why), rest = min(observed.unreached.items()), len(observed.unreached) - 1
+    return f"no agent is connected: {address}: {why}{f' (and {rest} more)' if rest else ''}"
 
 
 def _holders(node: Node) -> str:

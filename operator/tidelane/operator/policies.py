@@ -12,6 +12,10 @@ from tidelane.operator.targets import SPEC, Effective, Layer, Targets, merge
 
 Labels = Mapping[str, str]
 
+# Of the words of `status.effectiveSLO.sources`.
+_OURS: Final = "SLOPolicy "
+_OVERRIDES: Final = " (overrides)"
+_DEFAULTS: Final = " (defaults)"
 # The API server sets it on every namespace.
 NAME_LABEL: Final = "kubernetes.io/metadata.name"
 
@@ -145,13 +149,19 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Every policy, and the labels of namespaces by name. One that is not among them has no label but its name."""
+    """Every policy, and the labels of namespaces by name. One that is not among them has no label but its name.
+
+    `unread`: there may be others, which nobody could read yet; what they made of a service is in its status.
+    """
 
     policies: tuple[Policy, ...] = ()
     namespaces: Mapping[str, Labels] = field(default_factory=dict)
+    unread: bool = False
 
     def effective(self, service: Service) -> Effective:
         """What the enforced ones make of a service. Its spec must have been understood."""
+        if self.unread:
+            return merge(remembered(service))
         return self._merged(service, [each for each in self.policies if each.enforced])
 
     def with_policy(self, policy: Policy, service: Service) -> Effective:
@@ -186,7 +196,30 @@ def layers(own: Targets, policies: Sequence[Policy]) -> list[Layer]:
     specs = [(each.name, each.spec) for each in policies if not isinstance(each.spec, str)]
     ranked = sorted(specs, key=lambda each: (-each[1].priority, each[0]))
     return [
-        *(Layer(f"SLOPolicy {name} (overrides)", spec.overrides) for name, spec in ranked),
+        *(Layer(f"{_OURS}{name}{_OVERRIDES}", spec.overrides) for name, spec in ranked),
         Layer(SPEC, own),
-        *(Layer(f"SLOPolicy {name} (defaults)", spec.defaults) for name, spec in ranked),
+        *(Layer(f"{_OURS}{name}{_DEFAULTS}", spec.defaults) for name, spec in ranked),
     ]
+
+
+def remembered(service: Service) -> list[Layer]:
+    """As `layers`, of what the service's status says that policies gave it. Its spec must have been understood."""
+    assert not isinstance(service.spec, str)
+    slo, bounds = service.status.get("effectiveSLO", {}), service.status.get("effectiveExecution", {})
+    fields: dict[str, set[str]] = {}
+    for each in slo.get("sources", ()):
+        fields.setdefault(each["source"], set()).add(each["field"])
+
+    def given(end: str) -> list[Layer]:
+        return [
+            Layer(source, Targets.parse({"slo": _only(slo, names), "execution": _only(bounds, names)}))
+            for source, names in sorted(fields.items())
+            if source.startswith(_OURS) and source.endswith(end)
+        ]
+
+    # Each field has one source: among policies no order matters any more.
+    return [*given(_OVERRIDES), Layer(SPEC, service.spec.own), *given(_DEFAULTS)]
+
+
+def _only(of: Mapping[str, Any], names: set[str]) -> Mapping[str, Any]:
+    return {name: value for name, value in of.items() if name in names}

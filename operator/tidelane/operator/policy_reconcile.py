@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 
 from tidelane.operator.cluster import Cluster
@@ -13,7 +14,7 @@ from tidelane.operator.observation import Timing
 from tidelane.operator.policies import Policies, Policy
 from tidelane.operator.policy_status import policy_status
 from tidelane.operator.prediction import Simulated
-from tidelane.operator.resources import ObjectRef, Service
+from tidelane.operator.resources import ObjectRef, RawObject, Service
 from tidelane.operator.targets import Effective
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class PolicyReconciler:
         traffic: Callable[[], Mapping[ObjectRef, Traffic]],
         forecasts: Forecasts,
     ) -> None:
-        self.current = Policies()
+        self.current = Policies(unread=True)
         self._cluster = cluster
         self._now = now
         self._timing = timing
@@ -43,17 +44,27 @@ class PolicyReconciler:
         self._traffic = traffic
         self._forecasts = forecasts
         # What the services have been told of: behind `current` while a look is under way or has failed.
-        self._told = Policies()
+        self._told = self.current
         self._readable = True
+        self._namespaces_readable = True
 
     async def start(self) -> None:
         """Learns what holds before any service is looked at."""
         self.current = self._told = await self._read()
 
+    def knows(self, raw: RawObject) -> bool:
+        """Whether all of it but its status is what was last read."""
+        told = Policy.parse(raw)
+        return any(replace(told, status=each.status) == each for each in self.current.policies)
+
+    def may_miss(self, namespace: str) -> bool:
+        """Whether a look would tell labels of that namespace that matter and are not known."""
+        return self._namespaces_readable and namespace not in self.current.namespaces
+
     async def reconcile(self) -> float:
         """Returns in how many seconds to come again: labels of namespaces change without a word."""
         self.current = await self._read()
-        if not self.current.policies and not self._told.policies:
+        if not any((self.current.policies, self._told.policies, self.current.unread != self._told.unread)):
             return self._timing.recheck_s
         services = [Service.parse(raw) for raw in await self._cluster.services()]
         understood = [each for each in services if not isinstance(each.spec, str)]
@@ -85,10 +96,15 @@ class PolicyReconciler:
         if (found is not None) != self._readable:
             self._readable = found is not None
             log.warning(
-                "policies %s", "can be read" if self._readable else "cannot be read: no such kind, or no right to"
+                "policies %s",
+                "can be read" if self._readable else "cannot be read: no right to; what services got by them holds on",
             )
         if found is None:
             # A right that is lost for a moment must not give every service other targets.
             return self.current
         policies = tuple(sorted(map(Policy.parse, found), key=lambda each: each.name))
-        return Policies(policies, await self._cluster.namespaces() if policies else {})
+        if not policies:
+            return Policies()
+        namespaces = await self._cluster.namespaces()
+        self._namespaces_readable = namespaces is not None
+        return Policies(policies, self.current.namespaces if namespaces is None else namespaces)

@@ -36,6 +36,9 @@ class Agents(Protocol):
     @property
     def watching_for_s(self) -> float: ...
 
+    @property
+    def unreached(self) -> Mapping[str, str]: ...
+
     def nodes(self) -> Mapping[str, Node]: ...
 
     async def apply(self, node_name: str, spec: ReplicaSpec) -> None:
@@ -140,6 +143,7 @@ class Reconciler:
             refusals=self._live_refusals(ref),
             watching_for_s=self._agents.watching_for_s,
             calm_since=self._calm_since.get(ref),
+            unreached=self._agents.unreached,
         )
 
     def _promised(self, ref: ObjectRef, nodes: Mapping[str, Node]) -> Mapping[str, tuple[int, ...]]:

@@ -60,7 +60,7 @@ class WatchedCluster(Cluster):
         return await self._api.policies()
 
     @override
-    async def namespaces(self) -> Mapping[str, Labels]:
+    async def namespaces(self) -> Mapping[str, Labels] | None:
         return await self._api.namespaces()
 
     @override
