@@ -16,5 +16,5 @@ rm -rf "$work/site/bin"
 .venv/bin/python -m compileall -q --invalidation-mode unchecked-hash "$work/site"
 mkdir -p dist
 .venv/bin/python tools/images/oci.py dist/tidelane-engine-bare.tar --name "tidelane/engine:$version" \
-    --layer "$base=/" --layer "$work/site=/opt/tidelane" --env PYTHONPATH=/opt/tidelane:/opt/packages --env HOME=/tmp \
-    --env PYTHONUNBUFFERED=1 --env PYTHONDONTWRITEBYTECODE=1 --entrypoint python3 -m tidelane.cli.main
+    --layer "$base=/" --layer "$work/site=/opt/tidelane" --env PYTHONPATH=/opt/tidelane:/opt/packages \
+    --env HOME=/tmp --env PYTHONUNBUFFERED=1 --env PYTHONDONTWRITEBYTECODE=1 --entrypoint python3 -m tidelane.cli.main
