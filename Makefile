@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 PROTOS := protos/tidelane/rpc
 
-.PHONY: setup check lint types contracts test fast-test demo bench-engine scale-test protos crds images lock clean
+.PHONY: setup check lint types contracts test fast-test demo bench-engine scale-test e2e protos crds images lock clean
 
 setup:
 	@tools/setup.sh
@@ -39,6 +39,10 @@ bench-engine: setup
 
 scale-test: setup  ## not part of `make test`: 500 simulated agents, 1,000 services, a few minutes
 	PYTHONPATH=tests $(PY) -m scale
+
+e2e: setup  ## not part of `make test`: a kubelet and real pods; root, Debian 12, no Docker; long the first time
+	$(PY) -m tidelane.cli.main model pull builtin://smollm2-135m-instruct >/dev/null
+	$(PY) -m pytest -x -m pods tests/pods
 
 protos: setup
 	$(PY) tools/protos.py

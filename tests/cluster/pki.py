@@ -37,9 +37,9 @@ class Authority:
         )
         self.certificate = _pem(certificate)
 
-    def server(self, address: str) -> KeyPair:
-        """For a server at this IP address."""
-        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
+    def server(self, *names_or_addresses: str) -> KeyPair:
+        """For a server at these IP addresses and names."""
+        names = x509.SubjectAlternativeName([_general_name(each) for each in names_or_addresses])
         return self._issue("kube-apiserver", None, ExtendedKeyUsageOID.SERVER_AUTH, names)
 
     def client(self, user: str, group: str | None = None) -> KeyPair:
@@ -74,6 +74,13 @@ def service_account_keys() -> tuple[bytes, bytes]:
     key = _new_key()
     public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return _private_pem(key), public
+
+
+def _general_name(name_or_address: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name_or_address))
+    except ValueError:
+        return x509.DNSName(name_or_address)
 
 
 def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:

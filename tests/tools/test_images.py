@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from tools.images.oci import Image, Layer, main, write
 
+PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
 
 class Archive:
     def __init__(self, path: Path) -> None:
@@ -52,7 +54,7 @@ def test_what_is_in_the_folders_is_in_the_layers(tmp_path: Path, folder: Path) -
     }
     manifest = json.loads(archive.blob(listed))
     config = json.loads(archive.blob(manifest["config"]))
-    assert config["config"] == {"Entrypoint": ["tool", "-v"], "Env": ["A=b"], "User": "65532"}
+    assert config["config"] == {"Entrypoint": ["tool", "-v"], "Env": [PATH, "A=b"], "User": "65532"}
     found: list[dict[str, tarfile.TarInfo]] = []
     for descriptor, diff_id in zip(manifest["layers"], config["rootfs"]["diff_ids"], strict=True):
         raw = gzip.decompress(archive.blob(descriptor))

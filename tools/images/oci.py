@@ -27,6 +27,8 @@ from typing import Any
 
 _MEDIA = "application/vnd.oci.image"
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+# Runtimes that take an image at its word, as `ctr run` does, find no program without one.
+_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Mounted over by whoever runs the image: the folders are there, and empty.
 _EMPTY = ("dev", "proc", "sys")
 
@@ -70,7 +72,11 @@ def write(image: Image, target: Path) -> None:
         diff_ids.append(f"sha256:{hashlib.sha256(raw).hexdigest()}")
         descriptors.append(blobs.add("layer.v1.tar+gzip", gzip.compress(raw, 6, mtime=0)))
     architecture = {"architecture": _MACHINES.get(platform.machine(), platform.machine()), "os": "linux"}
-    settings = {"Entrypoint": list(image.entrypoint), "Env": list(image.environment), "User": image.user}
+    environment = [
+        *([] if any(each.startswith("PATH=") for each in image.environment) else [_PATH]),
+        *image.environment,
+    ]
+    settings = {"Entrypoint": list(image.entrypoint), "Env": environment, "User": image.user}
     config = {**architecture, "config": settings, "rootfs": {"type": "layers", "diff_ids": diff_ids}}
     manifest = {
         "schemaVersion": 2,

@@ -8,11 +8,12 @@ version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Packages with compiled parts have to suit the Python of the image.
 release=bookworm python=3.11
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'rm -rf --one-file-system "$work"' EXIT
 if [ -z "${BASE:-}" ]; then
     command -v debootstrap >/dev/null || { echo "Install debootstrap, or set BASE to a folder with Debian $release and python3."; exit 1; }
     BASE=$work/base
-    debootstrap --variant=minbase --include=python3,ca-certificates "$release" "$BASE" >"$work/log" || { tail "$work/log"; exit 1; }
+    # In a mount namespace: it mounts /proc there, which must be gone before anything is removed, however it ends.
+    unshare --mount debootstrap --variant=minbase --include=python3,ca-certificates "$release" "$BASE" >"$work/log" || { tail "$work/log"; exit 1; }
     rm -rf "$BASE"/var/cache/apt/* "$BASE"/var/lib/apt/lists/* "$BASE"/usr/share/doc/*
 fi
 env=$(ls -d "${XDG_CACHE_HOME:-$HOME/.cache}"/tidelane/env-"$(sed -n 's/ .*//p' .venv/tidelane-setup)")

@@ -78,9 +78,10 @@ _HELM = Module(
     " -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor={kubernetes[1]}",
 )
 _GITOPS = Module("gitops", "github.com/fluxcd/cli-utils", "-s -w")
+_NODE = Module("node", "github.com/coredns/coredns", "-s -w")
 # What shares a folder of the cache, and is built anew when any of it changes.
-_CLUSTER, _CHART, _HEALTH = (_ETCD, _KUBERNETES), (_HELM,), (_GITOPS,)
-_ALL = (_CLUSTER, _CHART, _HEALTH)
+_CLUSTER, _CHART, _HEALTH, _OF_A_NODE = (_ETCD, _KUBERNETES), (_HELM,), (_GITOPS,), (_NODE,)
+_ALL = (_CLUSTER, _CHART, _HEALTH, _OF_A_NODE)
 
 PROGRAMS = {
     program.name: program
@@ -94,6 +95,8 @@ PROGRAMS = {
         Program("kubelet", _KUBERNETES, "k8s.io/kubernetes/cmd/kubelet"),
         Program("helm", _HELM, "helm.sh/helm/v3/cmd/helm", ("version", "--short")),
         Program("gitops-health", _GITOPS, "tidelane.dev/tests/cluster/tools/gitops"),
+        Program("cluster-dns", _NODE, "tidelane.dev/tests/cluster/tools/node/cluster-dns"),
+        Program("pod-pause", _NODE, "tidelane.dev/tests/cluster/tools/node/pod-pause"),
     )
 }
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
@@ -163,7 +166,7 @@ def cache_folder(
     inputs = hashlib.sha256(f"{sys.platform} {platform.machine()}\n".encode())
     for module in together:
         inputs.update(" ".join(_go_build(module, modules)).encode())
-        for path in sorted((modules / module.folder).glob("*")):
+        for path in sorted(each for each in (modules / module.folder).rglob("*") if each.is_file()):
             inputs.update(path.read_bytes())
     home = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or Path.home(), ".cache")
     version = ".".join(map(str, pinned_version(together[-1], modules)))
