@@ -1,9 +1,10 @@
 """Is a dry run right? Six changes of targets at a real engine under load: what simulation says, against what comes.
 
 The engine reports its traffic and the times that it has found, as it does in a cluster. By these each change is
-predicted, with the operator's own process; then it is put in force, and as much traffic of the same kind is sent. It
-ends with 1 if a verdict is wrong, or an attainment off by more than --within points. Targets are made of what the
-engine takes under this load on this machine, so that they divide its requests.
+predicted, with the operator's own process and its own judgement of whether that is to be believed; then it is put in
+force, and as much traffic of the same kind is sent. It ends with 1 if a verdict is wrong, if a simulation that was
+believed is off by more than --within points, or if none was believed. Targets are made of what the engine takes under
+this load on this machine, so that they divide its requests.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ from tidelane.engine.bench.load import generate
 from tidelane.engine.bench.traffic import poisson
 from tidelane.engine.slo import Slo, Timeline, percentile
 from tidelane.operator.forecasts import Forecast, Question
+from tidelane.operator.prediction import Basis, Outlook, Prediction, Simulated, predict
+from tidelane.operator.quantities import format_duration
+from tidelane.operator.resources import Status
 from tidelane.operator.simulation import Simulation
+from tidelane.operator.targets import Targets
 from tidelane.rpc.serving_pb2 import EngineStatus
 from tidelane.rpc.wire import ExecutionMode, Objective, ShareBounds, Workload, objective_to_wire, workload_from_wire
 
@@ -60,6 +65,7 @@ class Tried:
     name: str
     objective: Objective
     forecast: Forecast
+    prediction: Prediction
     attainment: float
     ttft_s: float
     tpot_s: float
@@ -70,10 +76,15 @@ class Tried:
         return self.forecast.attainment - self.attainment
 
     @property
-    def verdict_right(self) -> bool:
-        wanted = self.objective.slo.percentile
-        right = (self.forecast.attainment >= wanted) == (self.attainment >= wanted)
-        return right or abs(self.attainment - wanted) <= _TOO_NEAR
+    def believed(self) -> bool:
+        return self.prediction.basis is Basis.SIMULATED
+
+    @property
+    def verdict_wrong(self) -> bool:
+        wanted, outlook = self.objective.slo.percentile, self.prediction.outlook
+        if outlook is Outlook.UNKNOWN or abs(self.attainment - wanted) <= _TOO_NEAR:
+            return False
+        return (outlook is Outlook.MEET) != (self.attainment >= wanted)
 
 
 def main() -> int:
@@ -95,24 +106,28 @@ def main() -> int:
     if args.json is not None:
         figures = {"load_average": os.getloadavg(), "changes": [asdict(each) for each in tried]}
         write_measurement(args.json, figures)
-    return 0 if all(each.verdict_right and abs(each.off) <= args.within for each in tried) else 1
+    believed = [each for each in tried if each.believed]
+    right = not any(each.verdict_wrong for each in tried) and all(abs(each.off) <= args.within for each in believed)
+    return 0 if believed and right else 1
 
 
 async def _try(args: argparse.Namespace) -> list[Tried]:
     console = Console(stderr=True)
     tried: list[Tried] = []
     simulation = Simulation(limit_s=600.0)
-    async with _engine(args.model, Objective(_UNBOUNDED, ExecutionMode.LANES, revision=1)) as (url, control):
-        before = await _load(args, url, 0)
-        for number, (name, objective) in enumerate(_changes(before), start=1):
+    in_force = Objective(_UNBOUNDED, ExecutionMode.LANES)
+    async with _engine(args.model, replace(in_force, revision=1)) as (url, control):
+        measured = await _load(args, url, 0)
+        for number, (name, objective) in enumerate(_changes(measured), start=1):
             workload = await _workload(control)
-            found = await simulation.ask(Question(workload, replace(objective, revision=0), 1))
-            if not isinstance(found, Forecast):
-                raise SystemExit(f"{name}: {found.why}")
-            console.print(f"{name}: {found.attainment} % predicted", highlight=False)
+            now, then = [await simulation.ask(Question(workload, each, 1)) for each in (in_force, objective)]
+            if not isinstance(then, Forecast):
+                raise SystemExit(f"{name}: {then.why}")
+            prediction = predict(_status(in_force.slo, measured), _targets(objective.slo), Simulated(now, then))
+            console.print(f"{name}: {prediction.outlook}, {prediction.message}", highlight=False)
             await control.set_objective(replace(objective, revision=number + 1))
-            measured = await _load(args, url, number)
-            tried.append(_told(name, objective, found, measured))
+            in_force, measured = objective, await _load(args, url, number)
+            tried.append(_told(name, objective, then, prediction, measured))
             console.print(f"{name}: {tried[-1].attainment:.0f} % measured", highlight=False)
     return tried
 
@@ -138,12 +153,27 @@ def _changes(before: list[Timeline]) -> list[tuple[str, Objective]]:
     ]
 
 
-def _told(name: str, objective: Objective, found: Forecast, measured: list[Timeline]) -> Tried:
+def _targets(slo: Slo) -> Targets:
+    return Targets(slo.ttft_s, slo.ttft_per_1k_input_tokens_s, slo.tpot_s, slo.percentile, slo.max_token_gap_s)
+
+
+def _status(slo: Slo, measured: list[Timeline]) -> Status:
+    """As the operator would have it of such a service."""
+    return {
+        "ttft": format_duration(percentile([each.ttft_s for each in measured], slo.percentile)),
+        "tpot": format_duration(percentile([each.tpot_s for each in measured], slo.percentile)),
+        "attainment": 100 * sum(each.meets(slo) for each in measured) // len(measured),
+        "effectiveSLO": _targets(slo).shown(),
+    }
+
+
+def _told(name: str, objective: Objective, found: Forecast, prediction: Prediction, measured: list[Timeline]) -> Tried:
     slo = objective.slo
     return Tried(
         name,
         objective,
         found,
+        prediction,
         100 * sum(each.meets(slo) for each in measured) / len(measured),
         percentile([each.ttft_s for each in measured], slo.percentile),
         percentile([each.tpot_s for each in measured], slo.percentile),
@@ -207,7 +237,7 @@ async def _until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
 def _show(tried: list[Tried]) -> None:
     table = Table(title="What was predicted, and what came", title_justify="left")
     table.add_column("change", no_wrap=True)
-    for name in ("wanted", "predicted", "measured", "off", "TTFT", "TPOT", "verdict", "requests"):
+    for name in ("wanted", "simulated", "believed", "measured", "off", "TTFT", "TPOT", "verdict", "requests"):
         table.add_column(name, justify="right")
     for each in tried:
         predicted = each.forecast
@@ -215,15 +245,16 @@ def _show(tried: list[Tried]) -> None:
             each.name,
             f"{each.objective.slo.percentile} %",
             f"{predicted.attainment} %",
+            "yes" if each.believed else "no",
             f"{each.attainment:.0f} %",
             f"{each.off:+.0f}",
             _both(predicted.ttft_s, each.ttft_s),
             _both(predicted.tpot_s, each.tpot_s),
-            "right" if each.verdict_right else "wrong",
+            f"{each.prediction.outlook}{', wrong' if each.verdict_wrong else ''}",
             str(each.requests),
         )
     Console().print(table)
-    Console().print("Latencies are at the percentile wanted: predicted, and measured.", highlight=False)
+    Console().print("Latencies are at the percentile wanted: simulated, and measured.", highlight=False)
 
 
 def _both(predicted_s: float | None, measured_s: float) -> str:

@@ -168,6 +168,8 @@ def test_a_simulation_is_believed_where_it_tells_what_is_measured() -> None:
         (Simulated(MET, None), "under way"),
         (Simulated(MET, Unanswered("too few requests lately")), "too few requests lately"),
         (Simulated(replace(MET, attainment=70), MET), "it gives 70 % for the targets in force, not 98 %"),
+        (Simulated(replace(MET, tpot_s=0.045), MET), "it gives a TPOT of 45ms for the targets in force"),
+        (Simulated(replace(MET, tpot_s=0.1, ttft_s=0.9), MET), "it gives a TTFT of 900ms for the targets in force"),
     ],
 )
 def test_bounds_are_told_with_what_there_is_against_the_simulation(simulated: Simulated, why: str) -> None:

@@ -29,6 +29,8 @@ from tidelane.operator.targets import Targets
 _MEDIAN: Final = 50
 # How far, in percent of requests, a simulation of what is in force may be from what is measured.
 _BELIEVABLE: Final = 10
+# And by which factor its latencies may be: under loose targets attainment is the same whatever they are.
+_BELIEVABLE_FACTOR: Final = 2.0
 
 
 class Outlook(StrEnum):
@@ -151,6 +153,18 @@ def _unbelievable(status: Status, simulated: Simulated) -> str | None:
     measured = status.get("attainment")
     if measured is not None and abs(measured - simulated.now.attainment) > _BELIEVABLE:
         return f"it gives {simulated.now.attainment} % for the targets in force, not {measured} %"
+    return _wrong_latency(Seen.of(status), simulated.now)
+
+
+def _wrong_latency(seen: Seen | None, now: Forecast) -> str | None:
+    if seen is None:
+        return None
+    percent = seen.under.percentile
+    assert percent is not None
+    for name, simulated_s, latency in (("TTFT", now.ttft_s, seen.ttft), ("TPOT", now.tpot_s, seen.tpot)):
+        measured_s = latency.at[percent]
+        if simulated_s and measured_s and not 1 / _BELIEVABLE_FACTOR <= measured_s / simulated_s <= _BELIEVABLE_FACTOR:
+            return f"it gives a {name} of {format_duration(float(f'{simulated_s:.2g}'))} for the targets in force"
     return None
 
 
