@@ -156,6 +156,6 @@ class StreamLine:
         self._slice_s = completion.ended_s - completion.started_s
 
     def _most_blocks(self, sequence: Sequence) -> int:
-        """In host memory, at its longest: the last token's KV is never computed, and only whole blocks go there."""
+        """In host memory, at its longest."""
         tokens = len(sequence.request.prompt) + max(1, sequence.request.max_new_tokens)
         return -(-tokens // self._block_tokens)
