@@ -72,3 +72,12 @@ def test_reports_that_status_lines_do_not_cover(screen: Screen) -> None:
     screen.display.report(ref, Report("Ready", "serving"))
     screen.display.report(ref, Report("SLOMissed", "80 % of requests, 99 % wanted", warning=True))
     assert screen.lines == ["chat: SLOMissed: 80 % of requests, 99 % wanted"]
+
+
+def test_a_policy_is_told_once_it_says_something(screen: Screen) -> None:
+    policy: dict[str, Any] = {"metadata": {"name": "gold"}, "spec": {"mode": "DryRun"}}
+    screen.display.update([], [{**policy, "status": {"observedGeneration": -1}}])
+    assert screen.lines == []
+    attainable = {"type": "Attainable", "status": "True", "reason": "WouldMeet", "message": "all of 1"}
+    screen.display.update([], [{**policy, "status": {"matched": 1, "changed": 0, "conditions": [attainable]}}])
+    assert screen.lines == ["policy gold: matches 1, would change 0; WouldMeet: all of 1"]

@@ -30,7 +30,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="agents to follow, dns:HOST:PORT for one at every address of HOST; repeatable")  # fmt: skip
     add("--kubeconfig", type=Path, metavar="FILE", help="which cluster (in a pod: its own; else the usual file)")
     add("--namespace", action="append", default=[], metavar="NAME", help="only this one; repeatable (all)")
-    add("--liveness", metavar="URL", help="serve a liveness probe there, such as http://0.0.0.0:8080/healthz")
+    add("--liveness", metavar="URL",
+        help="serve a liveness probe there, such as http://0.0.0.0:8080/healthz, and readiness at /readyz")  # fmt: skip
     add("--metrics", metavar="URL", help="serve Prometheus metrics there, such as http://0.0.0.0:8081/metrics")
     add("--lease", metavar="NAMESPACE/NAME",
         help="of several operators with this the one that holds that Lease acts, and the others stand by")  # fmt: skip

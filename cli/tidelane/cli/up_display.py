@@ -85,7 +85,7 @@ class Display:
         return f"{ref.name}: {ready['reason']}" if waiting else ""
 
     def _show_policies(self, policies: Sequence[RawObject]) -> None:
-        now = {each["metadata"]["name"]: _effect(each) for each in policies if each.get("status")}
+        now = {each["metadata"]["name"]: _effect(each) for each in policies if _seen(each)}
         for name in self._policies.keys() - now.keys():
             self.say(f"policy {name}: gone")
         for name, text in now.items():
@@ -136,6 +136,11 @@ def _summary(ref: ObjectRef, service: RawObject) -> Mapping[str, Any]:
         "endpoint": service.get("status", {}).get("endpoint"),
         "status": service.get("status", {}),
     }
+
+
+def _seen(policy: RawObject) -> bool:
+    """Whether its status says anything: one that nobody has looked at has observedGeneration -1 alone."""
+    return "conditions" in policy.get("status", {})
 
 
 def _policy_summary(policy: RawObject) -> Mapping[str, Any]:
