@@ -64,7 +64,9 @@ def ask(url: str, model: str, tokens: int, until_s: float, began_s: float) -> No
         received, end = chat(url, model, tokens)
         took_s = time.monotonic() - started_s
         record = {"at_s": round(started_s - began_s, 2), "took_s": round(took_s, 2), "tokens": received, "end": end}
-        print(json.dumps(record), flush=True)
+        # In one piece: others write as well.
+        sys.stdout.write(json.dumps(record) + "\n")
+        sys.stdout.flush()
         if time.monotonic() >= until_s:
             return
         if end.startswith("refused"):

@@ -171,9 +171,7 @@ class Release:
 
     def running(self, url: str) -> int:
         """Requests that the engine computes right now, as its metrics say."""
-        script = (
-            "import sys, urllib.request as r; print(r.urlopen(sys.argv[1] + '/metrics', timeout=5).read().decode())"
-        )
+        script = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=5).read().decode())"
         said = self.node.kubectl("exec", "client", "--", "python3", "-c", script, f"{url}/metrics")
         return sum(int(float(line.split()[-1])) for line in said.splitlines() if line.startswith(RUNNING))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 class Step:
     what: str
     took_s: float
-    seen: str
+    seen: list[str]
 
 
 @dataclass
@@ -21,11 +21,11 @@ class Story:
 
     @contextmanager
     def step(self, what: str) -> Iterator[list[str]]:
-        """The body appends what it saw to what it is given; a body that fails leaves no line."""
+        """The body appends what it saw to what it is given, and may do so later; a body that fails leaves no line."""
         seen: list[str] = []
         began_s = time.monotonic()
         yield seen
-        self.steps.append(Step(what, time.monotonic() - began_s, "; ".join(seen)))
+        self.steps.append(Step(what, time.monotonic() - began_s, seen))
 
     def table(self) -> list[str]:
-        return [f"{step.took_s:7.1f} s  {step.what:<48} {step.seen}".rstrip() for step in self.steps]
+        return [f"{step.took_s:7.1f} s  {step.what:<48} {'; '.join(step.seen)}".rstrip() for step in self.steps]
