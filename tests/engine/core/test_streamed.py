@@ -51,7 +51,12 @@ def rig(family: str, folder: Path) -> Rig:
     return Rig(SlicedModel(loaded.module), loaded.facts.kv_layout)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+# The everyday loop takes the two that differ most.
+_EVERYDAY = ("llama", "deepseek")
+_PARAMS = [each if each in _EVERYDAY else pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES]
+
+
+@pytest.fixture(scope="module", params=_PARAMS)
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Rig:
     return rig(request.param, tmp_path_factory.mktemp(request.param))
 
