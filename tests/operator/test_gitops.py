@@ -72,7 +72,12 @@ def deleting(world: World) -> None:
 
 
 def updating(world: World) -> None:
-    """The operator goes on to speak of the old generation, which serves, until the new one does."""
+    """The operator goes on to speak of the old generation, which serves, until its engine has the new targets."""
+    world.edit(slo={"ttft": "100ms", "tpot": "40ms", "percentile": 90})
+    world.settle()
+
+
+def replaced(world: World) -> None:
     world.edit(model={"source": "builtin://another"})
     world.settle()
 
@@ -99,6 +104,7 @@ STATES: tuple[tuple[Callable[[World], None], tuple[str, str], str], ...] = (
     (stalled, ("Degraded", "Failed"), "EngineFailed: replica 0 on a: there is no such model"),
     (deleting, ("Progressing", "Terminating"), "it is being deleted"),
     (updating, PROGRESSING, "its status still speaks of generation 1"),
+    (replaced, PROGRESSING, "LoadingModel: replica 0 on a: engine started"),
     (edited, PROGRESSING, "its status still speaks of generation 1"),
 )
 
