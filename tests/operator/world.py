@@ -227,17 +227,7 @@ class World:
             node.replicas[spec.ref] = replace(
                 known, generation=spec.generation, objective=spec.objective, serves_objective=False, running=spec
             )
-        elif known and known.phase is not Phase.DRAINING and spec.takes_another_engine(known.running):
-            node.replicas[spec.ref] = Replica(
-                spec.ref,
-                spec.generation,
-                None,
-                Phase.STARTING,
-                objective=spec.objective,
-                serves_objective=False,
-                running=spec,
-            )
-        elif known and known.phase is not Phase.DRAINING:
+        elif known and known.phase is not Phase.DRAINING and not spec.takes_another_engine(known.running):
             served = known.serves_objective and known.objective == spec.objective
             node.replicas[spec.ref] = replace(
                 known, generation=spec.generation, objective=spec.objective, serves_objective=served

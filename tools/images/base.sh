@@ -10,9 +10,9 @@ if [ ! -d "$base" ]; then
     work=$(mktemp -d "$base.XXXXXX")
     trap 'rm -rf --one-file-system "$work"' EXIT
     # In a mount namespace: it mounts /proc there, which must be gone before anything is removed, however it ends.
-    unshare --mount debootstrap --variant=minbase --include=python3,ca-certificates "$release" "$work/root" >"$work/log" || { tail "$work/log" >&2; exit 1; }
-    rm -rf "$work"/root/var/cache/apt/* "$work"/root/var/lib/apt/lists/* "$work"/root/usr/share/doc/*
+    unshare --mount debootstrap --variant=minbase --include=python3,ca-certificates "$release" "$work/debian" >"$work/log" || { tail "$work/log" >&2; exit 1; }
+    rm -rf "$work"/debian/var/cache/apt/* "$work"/debian/var/lib/apt/lists/* "$work"/debian/usr/share/doc/*
     # Another may have made it meanwhile.
-    mv -T "$work/root" "$base" 2>/dev/null || [ -d "$base" ]
+    mv -T "$work/debian" "$base" 2>/dev/null || [ -d "$base" ]
 fi
 echo "$base"

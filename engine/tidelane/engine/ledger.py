@@ -158,6 +158,10 @@ class Ledger:
         """Wait no longer for a disk that does not answer."""
         self._waiting.lose_patience(now_s)
 
+    def make_way(self, now_s: float) -> None:
+        """Keep what is free for the context that is to stream next: those who plan hear of it once it has all."""
+        self.streams.collect(now_s)
+
     def look_ahead(self, now_s: float) -> None:
         """Bring KV up for prompts that should come, where it is in nobody's way who is here."""
         room_is_short = self.draining or self.lacks_room
@@ -182,8 +186,6 @@ class Ledger:
         if self._view is None:
             self._view = self._look()
         prefilling, decoding = self._view
-        # No decision: it takes what is free, and those who plan are told of it once it has all.
-        self.streams.collect(self._progress_s)
         return State(
             table=self._table,
             layers=self._layers,

@@ -79,6 +79,7 @@ class Loop:
         self._usage.note(self._ledger.flight, now_s)
 
         now_s = self._clock()  # again: a message may have arrived since
+        self._ledger.make_way(now_s)
         plan = self._policies[self._desk.policy()].plan(self._ledger.state(), now_s)
         self._ledger.apply(plan, now_s)
         self._ledger.look_ahead(now_s)

@@ -18,6 +18,7 @@ from tidelane.engine.http.client_watch import ClientWatch
 from tidelane.engine.http.config import Limits
 from tidelane.engine.http.edge import request_id
 from tidelane.engine.http.errors import ApiError, Busy, NoSuchThing, Unavailable
+from tidelane.engine.http.watching import watching_routes
 from tidelane.router.ask import Ask, ask_of
 from tidelane.router.client import NOBODY, Client
 from tidelane.router.fleet import Fleet
@@ -146,18 +147,6 @@ def routes(router: Router) -> list[Route]:
             )  # fmt: skip
         return JSONResponse(_card(router, name))
 
-    async def health(_: Request) -> Response:
-        return JSONResponse({"status": "ok"})
-
-    async def ready(_: Request) -> Response:
-        reason = router.unready()
-        if reason is None:
-            return JSONResponse({"status": "ready"})
-        return JSONResponse({"status": "not ready", "reason": reason}, status_code=503)
-
-    async def metrics(_: Request) -> Response:
-        return Response(router.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
     async def backends(_: Request) -> Response:
         return Response(msgspec.json.encode({"backends": _shown(router)}), media_type="application/json")
 
@@ -166,9 +155,7 @@ def routes(router: Router) -> list[Route]:
         Route("/v1/completions", passed_on, methods=["POST"]),
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", one_model),
-        Route("/health", health),
-        Route("/ready", ready),
-        Route("/metrics", metrics),
+        *watching_routes(router.unready, router.metrics.exposition),
         Route("/debug/backends", backends),
     ]
 

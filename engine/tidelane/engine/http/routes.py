@@ -30,6 +30,7 @@ from tidelane.engine.http.load import load_of
 from tidelane.engine.http.sequences import Asked, Targets
 from tidelane.engine.http.service import Service
 from tidelane.engine.http.streams import EventStream, Writer
+from tidelane.engine.http.watching import watching_routes
 
 # What a person looks through; all that are kept come with a larger limit.
 DEFAULT_DECISIONS = 100
@@ -73,20 +74,8 @@ def routes(service: Service) -> list[Route]:
         _check_model(service, request.path_params["name"])
         return JSONResponse(_model_card(service, started))
 
-    async def health(_: Request) -> Response:
-        return JSONResponse({"status": "ok"})
-
-    async def ready(_: Request) -> Response:
-        reason = service.unready()
-        if reason is None:
-            return JSONResponse({"status": "ready"})
-        return JSONResponse({"status": "not ready", "reason": reason}, status_code=503)
-
     async def load(_: Request) -> Response:
         return Response(msgspec.json.encode(load_of(service, started)), media_type="application/json")
-
-    async def metrics(_: Request) -> Response:
-        return Response(service.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def decisions(request: Request) -> Response:
         found = await service.decisions(_limit(request))
@@ -99,10 +88,8 @@ def routes(service: Service) -> list[Route]:
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", one_model),
-        Route("/health", health),
-        Route("/ready", ready),
         Route("/load", load),
-        Route("/metrics", metrics),
+        *watching_routes(service.unready, service.metrics.exposition),
         Route("/debug/decisions", decisions),
     ]
 

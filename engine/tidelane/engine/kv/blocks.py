@@ -25,7 +25,7 @@ class BlockPool:
         self._starts = [0]
         self._ends = [total]
         self.free = total
-        self._fence = total
+        self.fenced_from = total  # where there is no fence
         self._kept: set[int] = set()
 
     @property
@@ -36,18 +36,18 @@ class BlockPool:
     def fence(self, first: int) -> None:
         """Blocks `first` and on are not allocated any more: those that are free are kept back, the others once they are
         released. There is one fence at a time."""
-        if self._fence < self.total:
-            raise ValueError(f"there is a fence before block {self._fence}")
+        if self.fenced_from < self.total:
+            raise ValueError(f"there is a fence before block {self.fenced_from}")
         for start, end in zip(self._starts, self._ends, strict=True):
             self._kept.update(range(max(start, first), end))
         left = [(start, min(end, first)) for start, end in zip(self._starts, self._ends, strict=True) if start < first]
         self._starts, self._ends = [start for start, _ in left], [end for _, end in left]
         self.free -= len(self._kept)
-        self._fence = first
+        self.fenced_from = first
 
     def unfence(self) -> None:
         """What was kept back is free again."""
-        self._fence, kept = self.total, sorted(self._kept)
+        self.fenced_from, kept = self.total, sorted(self._kept)
         self._kept.clear()
         self.release(kept)
 
@@ -66,7 +66,7 @@ class BlockPool:
     def release(self, blocks: Iterable[int]) -> None:
         """Give `blocks` back. Raises ValueError, changing nothing more, on one that is free already."""
         for block in blocks:
-            if self._fence <= block < self.total and block not in self._kept:
+            if self.fenced_from <= block < self.total and block not in self._kept:
                 self._kept.add(block)
                 continue
             i = bisect_right(self._starts, block)

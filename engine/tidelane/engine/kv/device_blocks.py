@@ -41,7 +41,6 @@ class DeviceBlocks:
         self, total: int, came: Callable[[Key], None], went: Callable[[Key], None], retention: Retention
     ) -> None:
         self._pool = BlockPool(total)
-        self._fence = total
         self._by_key: dict[Key, _Named] = {}
         self._by_block: dict[int, _Named] = {}
         self._idle = retention
@@ -89,10 +88,8 @@ class DeviceBlocks:
         whoever holds it has let go."""
         self._unname_all([named for named in self._by_key.values() if named.block >= first])
         self._pool.fence(first)
-        self._fence = first
 
     def unfence(self) -> None:
-        self._fence = self._pool.total
         self._pool.unfence()
 
     def make_room(self, count: int, may_go: Callable[[Unused], bool]) -> int:
@@ -159,7 +156,7 @@ class DeviceBlocks:
         if named is not None:
             self._pool.release((block,))
             return self.take((key,), by)[0]
-        if block >= self._fence:
+        if block >= self._pool.fenced_from:
             return None
         self._by_key[key] = self._by_block[block] = _Named(key, parent, block, 1, by)
         self._came(key)
@@ -197,9 +194,8 @@ class DeviceBlocks:
                 low = middle + 1
             else:
                 high = middle
-        if self._fence == self._pool.total:
-            return low
-        return low + sum(block >= self._fence for block in blocks[low:])
+        fenced_from = self._pool.fenced_from
+        return low if fenced_from == self.total else low + sum(block >= fenced_from for block in blocks[low:])
 
     def forget(self, blocks: Sequence[int]) -> None:
         """What is in these must not be used again, nor what was computed from it: they all lose their names."""

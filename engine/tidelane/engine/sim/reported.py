@@ -1,4 +1,4 @@
-"""A machine as the engine on it reports it, or as a ModelProfile of the same kind was measured."""
+"""A machine as the engine on it reports it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from tidelane.engine.sim.machine import Machine
 from tidelane.engine.sim.synthetic import BLOCK_TOKENS
 
 
-def reported(report: MachineReport, profile: Estimates | None = None) -> Machine:
-    """`profile`: measured times, in the place of those that the engine knows."""
-    times = profile or estimates_of(report)
+def reported(report: MachineReport) -> Machine:
+    times = estimates_of(report)
     splits = tuple(Partition(units, report.units - units) for units in report.decode_units)
     blocks = max(1, report.kv_tokens // BLOCK_TOKENS)
     return Machine(PartitionTable(report.units, splits), report.layers, blocks, BLOCK_TOKENS, times, times)
