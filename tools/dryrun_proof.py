@@ -23,15 +23,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-import httpx
 from google.protobuf import json_format
 from rich.console import Console
 from rich.table import Table
+from tools.kv_proof.serving import until_ready
 from tools.live.rig import (
     MODEL,
     NAME,
     POOL_BYTES,
-    READY_WITHIN_S,
     above_zero,
     chats_and_documents,
     refusing,
@@ -215,23 +214,11 @@ async def _engine(model: str, objective: Objective) -> AsyncIterator[tuple[str, 
         with subprocess.Popen(tidelane("serve", *words)) as process:
             try:
                 url = f"http://127.0.0.1:{port}"
-                await _until_ready(url, process)
+                await until_ready(url, process.poll)
                 async with EngineControl(control) as channel:
                     yield url, channel
             finally:
                 process.terminate()
-
-
-async def _until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    async with httpx.AsyncClient() as client, asyncio.timeout(READY_WITHIN_S):
-        while process.poll() is None:
-            try:
-                if (await client.get(f"{url}/ready")).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            await asyncio.sleep(0.2)
-    raise SystemExit(f"the engine ended with code {process.returncode}")
 
 
 def _show(tried: list[Tried]) -> None:

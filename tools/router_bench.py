@@ -25,7 +25,7 @@ import httpx
 from google.protobuf import json_format
 from rich.console import Console
 from rich.table import Table
-from tools.kv_proof.serving import free_port
+from tools.kv_proof.serving import free_port, until_ready
 from tools.live.rig import MODEL, NAME, above_zero, one_or_more, parser, refusing, tidelane, write_measurement
 from typing_extensions import override
 
@@ -42,7 +42,6 @@ from tidelane.engine.bench.traffic import Arrival, Kind, Traffic, poisson
 from tidelane.engine.slo import Slo
 from tidelane.rpc.wire import ExecutionMode, Objective, objective_to_wire
 
-READY_WITHIN_S = 300.0
 # Of a request: past it, it counts as failed.
 ANSWERED_WITHIN_S = 300.0
 DOCUMENT = "document"
@@ -259,11 +258,7 @@ async def _process(command: Sequence[str], url: str) -> AsyncIterator[asyncio.su
     """In a process group of its own, from ready to its end."""
     process = await asyncio.create_subprocess_exec(*command, start_new_session=True)
     try:
-        async with httpx.AsyncClient() as client, asyncio.timeout(READY_WITHIN_S):
-            while not await _ready(client, url):
-                if process.returncode is not None:
-                    raise SystemExit(f"{command[3]} ended with code {process.returncode}")
-                await asyncio.sleep(0.2)
+        await until_ready(url, lambda: process.returncode)
         yield process
     finally:
         with suppress(ProcessLookupError):
@@ -272,12 +267,6 @@ async def _process(command: Sequence[str], url: str) -> AsyncIterator[asyncio.su
             await asyncio.wait_for(process.wait(), 60)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-
-
-async def _ready(client: httpx.AsyncClient, url: str) -> bool:
-    with suppress(httpx.HTTPError):
-        return (await client.get(f"{url}/ready")).status_code == 200
-    return False
 
 
 def _show(console: Console, runs: dict[str, list[Run]], kill: Kill, args: argparse.Namespace) -> None:

@@ -13,13 +13,12 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from tools.kv_proof.serving import free_port
+from tools.kv_proof.serving import free_port, until_ready
 
 from .serving import serve_command, text_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-READY_WITHIN_S = 300.0
 PROMPT = "Here is a list of the capitals of Europe, one after the other, and what each is known for: " * 4
 
 
@@ -31,13 +30,7 @@ class Process:
         self.url = f"http://127.0.0.1:{port}"
 
     async def until_ready(self) -> None:
-        async with httpx.AsyncClient() as client, asyncio.timeout(READY_WITHIN_S):
-            while True:
-                with suppress(httpx.TransportError):
-                    if (await client.get(f"{self.url}/ready")).status_code == 200:
-                        return
-                assert self.process.returncode is None
-                await asyncio.sleep(0.1)
+        await until_ready(self.url, lambda: self.process.returncode)
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):

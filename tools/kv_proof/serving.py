@@ -6,7 +6,7 @@ import asyncio
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,19 @@ def free_port() -> int:
         return port
 
 
+async def until_ready(url: str, ended: Callable[[], int | None]) -> None:
+    """Until what listens there takes requests. `ended` is the exit code of its process, None while it runs; raises
+    RuntimeError once it has one."""
+    async with httpx.AsyncClient() as client, asyncio.timeout(READY_WITHIN_S):
+        while True:
+            with suppress(httpx.TransportError):
+                if (await client.get(f"{url}/ready")).status_code == 200:
+                    return
+            if (code := ended()) is not None:
+                raise RuntimeError(f"the process behind {url} ended with code {code}")
+            await asyncio.sleep(_POLL_S)
+
+
 class Served:
     """A serving engine, and what a client needs of it."""
 
@@ -41,14 +54,7 @@ class Served:
         self.url = f"http://127.0.0.1:{port}"
 
     async def until_ready(self) -> None:
-        async with httpx.AsyncClient() as client, asyncio.timeout(READY_WITHIN_S):
-            while True:
-                with suppress(httpx.TransportError):
-                    if (await client.get(f"{self.url}/ready")).status_code == 200:
-                        return
-                if self.process.poll() is not None:
-                    raise RuntimeError(f"the engine ended with code {self.process.returncode}")
-                await asyncio.sleep(_POLL_S)
+        await until_ready(self.url, self.process.poll)
 
     async def metric(self, name: str) -> float:
         (value,) = await self.metrics(name)
